@@ -1,0 +1,63 @@
+"""The form of an engine: what is known of one server program, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """How the options that hangguard must read are spelled; every tuple lists aliases."""
+
+    host: tuple[str, ...] = ("--host",)
+    port: tuple[str, ...] = ("--port",)
+    model: tuple[str, ...] = ("--model",)
+    served_name: tuple[str, ...] = ("--served-model-name",)
+    api_key: tuple[str, ...] = ("--api-key",)
+    tensor_parallel: tuple[str, ...] = ()
+    pipeline_parallel: tuple[str, ...] = ()
+    data_parallel: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One server program.
+
+    Engines are values: make a changed one with :func:`dataclasses.replace`, pass it as ``engine=``.
+    """
+
+    name: str
+    recognise: Callable[[tuple[str, ...]], int | None]
+    """Given argv, return the index of the first argument that belongs to the server, or ``None``."""
+    distributions: tuple[str, ...] = ()
+    """Distribution names whose metadata gives the version, best first."""
+    option_sources: tuple[str, ...] = ()
+    """Files of the installed package (relative to site-packages) that spell the accepted options."""
+    flags: Flags = Flags()
+    default_host: str = "127.0.0.1"
+    default_port: int | None = None
+    """``None``: the command does not tell where it answers; a URL must be given."""
+    positional_model: bool = False
+    """Whether the first bare word after the recognised command is the model."""
+    embeds: Callable[[tuple[str, ...]], bool] | None = None
+    """Whether the server's own arguments ask for embeddings."""
+    markers: tuple[Marker, ...] = ()
+    noise: tuple[str, ...] = ()
+    """Patterns of lines that are never news: access lines, statistics without work, heartbeats."""
+    stack_markers: tuple[StackMarker, ...] = ()
+    symptoms: tuple[Symptom, ...] = ()
+    front_end: tuple[str, ...] = ()
+    """Titles (patterns) of members that only wait for others; trackers and the main process."""
+    workers: tuple[str, ...] = ()
+    """Titles (patterns) of members that do the work."""
+    health_path: str | None = None
+    ready: Callable[[Launch], Request] | None = None
+    """The request whose answer means ready; its body may hold ``{model}``, filled once it is known."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """What hangguard adds to the environment for this engine (switched off by ``pristine``)."""
+    fallbacks: tuple[Fallback, ...] = ()
+    """In the order in which they are tried."""

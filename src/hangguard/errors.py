@@ -1,0 +1,230 @@
+"""Every exception.
+
+::
+
+    HangguardError
+    ├── BadLaunch            the command or an option cannot be understood (a ValueError); nothing was started
+    ├── Refused              nothing was started, because it could not work
+    │   ├── CommandNotFound          no such program, or no such directory
+    │   ├── CommandNotExecutable     it exists but may not be executed
+    │   └── PortInUse                somebody else listens where the server would
+    ├── GaveUp               no attempt became ready; carries the whole story
+    │   ├── Permanent                the same launch would fail the same way again
+    │   └── NotReadyInTime           ``ready_within`` is over
+    ├── ServerLost           it was ready, and has ended by itself or was found dead
+    ├── LeftBehind           something of ours is still there after the stop, and cannot be ended
+    ├── GuardianFailed       the guardian process could not be started or spoke another protocol
+    └── WrongProcess         the handle was touched in a forked child of the program that made it
+
+Fields come first and the text is made from them; all are picklable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hangguard.facts import Attempt, Diagnosis, Listener, Release
+
+
+def _rebuild(kind: type[HangguardError], fields: dict[str, Any]) -> HangguardError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, fields)
+    error.__dict__.update(fields)
+    return error
+
+
+class HangguardError(Exception):
+    """The base. Catch it to catch everything that hangguard raises by itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), dict(self.__dict__)))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        """Return what happened and what to do, made from the fields."""
+        return " ".join(str(part) for part in self.args)
+
+
+class BadLaunch(HangguardError, ValueError):
+    """The command or an option cannot be understood. Nothing was started."""
+
+    def __init__(self, problem: str, *, advice: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.advice = advice
+
+    def text(self) -> str:
+        """Return the problem and the advice."""
+        return f"{self.problem}. {self.advice}".rstrip(". ") + "."
+
+
+class Refused(HangguardError):
+    """Nothing was started, because it could not work."""
+
+
+class CommandNotFound(Refused):
+    """No such program, or no such working directory."""
+
+    def __init__(self, path: str, *, what: str = "command") -> None:
+        super().__init__(path)
+        self.path = path
+        self.what = what
+
+    def text(self) -> str:
+        """Return which one, and where it was looked for."""
+        if self.what == "directory":
+            return f"The working directory {self.path!r} does not exist. Give another cwd=."
+        return (
+            f"The command {self.path!r} was not found. Check its name, or give its full path; "
+            "the PATH of the launch's own environment was searched."
+        )
+
+
+class CommandNotExecutable(Refused):
+    """It exists but may not be executed."""
+
+    def __init__(self, path: str, *, problem: str = "permission denied") -> None:
+        super().__init__(path)
+        self.path = path
+        self.problem = problem
+
+    def text(self) -> str:
+        """Return which one and why."""
+        return (
+            f"{self.path!r} cannot be executed: {self.problem}. "
+            "Check that it is a program and has its execute permission (chmod +x)."
+        )
+
+
+class PortInUse(Refused):
+    """Somebody else listens on the port where the server would answer."""
+
+    def __init__(self, port: int, listener: Listener | None) -> None:
+        super().__init__(port)
+        self.port = port
+        self.listener = listener
+
+    def text(self) -> str:
+        """Return whose port it is, and what to do."""
+        who = "somebody whose process cannot be seen from here"
+        if self.listener is not None and self.listener.pid is not None:
+            who = f"process {self.listener.pid} ({self.listener.title})"
+        return (
+            f"Port {self.port} is in use by {who}. Nothing was started. "
+            "Stop that process yourself if it is yours, or choose another port: "
+            "'{port}' in the command is filled with a free one."
+        )
+
+
+class GaveUp(HangguardError):
+    """No attempt became ready. ``history`` has every attempt with its verdict, newest last."""
+
+    def __init__(
+        self,
+        why: str,
+        history: tuple[Attempt, ...] = (),
+        *,
+        diagnosis: Diagnosis | None = None,
+        report_path: str | None = None,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(why)
+        self.why = why
+        self.history = history
+        self.diagnosis = diagnosis
+        self.report_path = report_path
+        self.retryable = retryable
+
+    def text(self) -> str:
+        """Return the story: each attempt, what is ruled out, what to try."""
+        lines = [self.why]
+        for attempt in self.history:
+            verdict = attempt.verdict
+            what = f"{verdict.verdict} ({verdict.kind})" if verdict.kind else verdict.verdict
+            line = f"attempt {attempt.number}: {what} in {verdict.phase}"
+            if verdict.still_for:
+                line += f", nothing moved for {verdict.still_for:.0f} s"
+            if attempt.fallbacks:
+                line += f", with {', '.join(attempt.fallbacks)}"
+            if verdict.why:
+                line += f": {verdict.why}"
+            lines.append(line)
+        if self.diagnosis is not None:
+            lines += [
+                f"{finding.standing}: {finding.hypothesis}"
+                + (f" ({'; '.join(finding.evidence)})" if finding.evidence else "")
+                for finding in self.diagnosis.findings
+                if finding.standing != "open"
+            ]
+            lines += [f"try: {advice}" for advice in self.diagnosis.advice]
+        if self.report_path:
+            lines.append(f"evidence: {self.report_path}")
+        return "\n  ".join(lines)
+
+
+class Permanent(GaveUp):
+    """The same launch would fail the same way again: a rejected flag, a missing model, the hardware."""
+
+
+class NotReadyInTime(GaveUp):
+    """``ready_within`` is over."""
+
+
+class ServerLost(HangguardError):
+    """The server was ready and is gone. Before it was ever ready you get :class:`GaveUp` instead."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt.number)
+        self.attempt = attempt
+
+    def text(self) -> str:
+        """Return how it ended."""
+        verdict = self.attempt.verdict
+        return f"The server is lost: {verdict.verdict} ({verdict.kind}). {verdict.why}".strip()
+
+
+class LeftBehind(HangguardError):
+    """Something of ours is still there after the stop. ``release`` lists it."""
+
+    def __init__(self, release: Release) -> None:
+        super().__init__(release.answer)
+        self.release = release
+
+    def text(self) -> str:
+        """Return what is left, and who holds it."""
+        left = "; ".join(self.release.left_behind)
+        return (
+            f"Left behind after the stop: {left}. A process that SIGKILL does not end waits in the kernel, "
+            "usually in the GPU driver: only a reboot of the machine ends that."
+        )
+
+
+class GuardianFailed(HangguardError):
+    """The guardian process could not be started, or spoke another protocol."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def text(self) -> str:
+        """Return the problem."""
+        return f"The guardian could not do its work: {self.problem}. Nothing of the server was left running."
+
+
+class WrongProcess(HangguardError):
+    """The handle was touched in a forked child. The server belongs to the program that made it."""
+
+    def __init__(self, owner: int, here: int) -> None:
+        super().__init__(owner, here)
+        self.owner = owner
+        self.here = here
+
+    def text(self) -> str:
+        """Return whose it is."""
+        return (
+            f"This server belongs to process {self.owner}; process {self.here} is a forked child of it and "
+            "can neither ask nor stop it. Use its url, or start a server of your own."
+        )
