@@ -1,1 +1,129 @@
-"""hangguard."""
+"""Start an LLM server and get back one that answers, or the reason why it does not.
+
+Names are loaded when they are used: ``import hangguard`` itself costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hangguard.engines import ENGINES as ENGINES
+    from hangguard.engines.base import Engine as Engine
+    from hangguard.engines.base import Flags as Flags
+    from hangguard.errors import BadLaunch as BadLaunch
+    from hangguard.errors import CommandNotExecutable as CommandNotExecutable
+    from hangguard.errors import CommandNotFound as CommandNotFound
+    from hangguard.errors import GaveUp as GaveUp
+    from hangguard.errors import GuardianFailed as GuardianFailed
+    from hangguard.errors import HangguardError as HangguardError
+    from hangguard.errors import LeftBehind as LeftBehind
+    from hangguard.errors import NotReadyInTime as NotReadyInTime
+    from hangguard.errors import Permanent as Permanent
+    from hangguard.errors import PortInUse as PortInUse
+    from hangguard.errors import Refused as Refused
+    from hangguard.errors import ServerLost as ServerLost
+    from hangguard.errors import WrongProcess as WrongProcess
+    from hangguard.facts import AppliedChange as AppliedChange
+    from hangguard.facts import Ask as Ask
+    from hangguard.facts import Attempt as Attempt
+    from hangguard.facts import Broken as Broken
+    from hangguard.facts import Departed as Departed
+    from hangguard.facts import Diagnosis as Diagnosis
+    from hangguard.facts import Exit as Exit
+    from hangguard.facts import Exited as Exited
+    from hangguard.facts import Expired as Expired
+    from hangguard.facts import Fallback as Fallback
+    from hangguard.facts import Finding as Finding
+    from hangguard.facts import Gpu as Gpu
+    from hangguard.facts import GpuHolder as GpuHolder
+    from hangguard.facts import Host as Host
+    from hangguard.facts import Launch as Launch
+    from hangguard.facts import Limits as Limits
+    from hangguard.facts import Listener as Listener
+    from hangguard.facts import Log as Log
+    from hangguard.facts import Marker as Marker
+    from hangguard.facts import Moving as Moving
+    from hangguard.facts import Port as Port
+    from hangguard.facts import Process as Process
+    from hangguard.facts import Ready as Ready
+    from hangguard.facts import Release as Release
+    from hangguard.facts import ReleaseItem as ReleaseItem
+    from hangguard.facts import Reply as Reply
+    from hangguard.facts import Request as Request
+    from hangguard.facts import Sample as Sample
+    from hangguard.facts import Stack as Stack
+    from hangguard.facts import StackFrame as StackFrame
+    from hangguard.facts import StackMarker as StackMarker
+    from hangguard.facts import Stuck as Stuck
+    from hangguard.facts import Survivor as Survivor
+    from hangguard.facts import Symptom as Symptom
+    from hangguard.facts import ThreadStack as ThreadStack
+    from hangguard.facts import Tree as Tree
+    from hangguard.facts import Unclear as Unclear
+    from hangguard.facts import Unseen as Unseen
+    from hangguard.facts import Verdict as Verdict
+    from hangguard.facts import Waiting as Waiting
+    from hangguard.judge import Budget as Budget
+    from hangguard.judge import GiveUp as GiveUp
+    from hangguard.judge import Keep as Keep
+    from hangguard.judge import Memory as Memory
+    from hangguard.judge import Relaunch as Relaunch
+    from hangguard.judge import Rules as Rules
+    from hangguard.judge import assess as assess
+    from hangguard.judge import next_move as next_move
+    from hangguard.judge import rules_for as rules_for
+    from hangguard.judge import start as start
+    from hangguard.judge import step as step
+    from hangguard.launching import read_command as read_command
+    from hangguard.observe import Observer as Observer
+    from hangguard.observe import Target as Target
+    from hangguard.supervision.events import Event as Event
+    from hangguard.supervision.handle import AsyncServer as AsyncServer
+    from hangguard.supervision.retry import Retry as Retry
+    from hangguard.sync import Server as Server
+    from hangguard.sync import Supervision as Supervision
+    from hangguard.sync import supervise as supervise
+
+_HOMES = {
+    "engines": ("ENGINES",),
+    "engines.base": ("Engine", "Flags"),
+    "errors": (
+        "BadLaunch", "CommandNotExecutable", "CommandNotFound", "GaveUp", "GuardianFailed", "HangguardError",
+        "LeftBehind", "NotReadyInTime", "Permanent", "PortInUse", "Refused", "ServerLost", "WrongProcess",
+    ),
+    "facts": (
+        "AppliedChange", "Ask", "Attempt", "Broken", "Departed", "Diagnosis", "Exit", "Exited", "Expired",
+        "Fallback", "Finding", "Gpu", "GpuHolder", "Host", "Launch", "Limits", "Listener", "Log", "Marker",
+        "Moving", "Port", "Process", "Ready", "Release", "ReleaseItem", "Reply", "Request", "Sample", "Stack",
+        "StackFrame", "StackMarker", "Stuck", "Survivor", "Symptom", "ThreadStack", "Tree", "Unclear", "Unseen",
+        "Verdict", "Waiting",
+    ),
+    "judge": (
+        "Budget", "GiveUp", "Keep", "Memory", "Relaunch", "Rules", "assess", "next_move", "rules_for", "start",
+        "step",
+    ),
+    "launching": ("read_command",),
+    "observe": ("Observer", "Target"),
+    "supervision.events": ("Event",),
+    "supervision.handle": ("AsyncServer",),
+    "supervision.retry": ("Retry",),
+    "sync": ("Server", "Supervision", "supervise"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - test_exports holds this and the imports above together
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        msg = f"module 'hangguard' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(import_module(f"hangguard.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -552,9 +552,7 @@ class Release:
     @property
     def left_behind(self) -> tuple[str, ...]:
         """Return one line for every thing of ours that is still there."""
-        return tuple(
-            f"{item.resource}: {item.detail}" for item in self.items if item.answer == "held" and item.ours
-        )
+        return tuple(f"{item.resource}: {item.detail}" for item in self.items if item.answer == "held" and item.ours)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

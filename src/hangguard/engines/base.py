@@ -20,7 +20,11 @@ class Flags:
     tensor_parallel: tuple[str, ...] = ()
     pipeline_parallel: tuple[str, ...] = ()
     data_parallel: tuple[str, ...] = ()
+    shares_ranks: tuple[str, ...] = ()
+    """With one of these the data-parallel groups share the tensor-parallel ranks."""
     nodes: tuple[str, ...] = ()
+    api_key_variable: str | None = None
+    """Environment variable that gives the key where no flag does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-
+"""The stories told over the layers below. Start with ``serve.py``."""

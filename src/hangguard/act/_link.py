@@ -1,0 +1,193 @@
+"""The supervisor's connection to a guardian: its process, the socket, the death pipe, the pidfds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from hangguard.act import _tree
+from hangguard.errors import GuardianFailed
+from hangguard.facts import Unseen
+from hangguard.observe.lane import Lane
+
+PROTOCOL = 1
+GUARDIAN = str(Path(__file__).parent.parent / "guardian.py")
+START_WITHIN = 30.0
+"""Seconds for the guardian and the exec of the server; both take milliseconds where the disk answers."""
+NEWS_WITHIN = 2.0
+"""Seconds for what follows at once when something is over: the exit code, the guardian's own end."""
+
+
+async def poll_until(condition: Callable[[], bool], *, every: float = 0.02) -> None:
+    """Wait for what the kernel has no descriptor for."""
+    while not condition():  # noqa: ASYNC110 - nobody could set an event
+        await anyio.sleep(every)
+
+
+async def start_guardian() -> Link:
+    lane = Lane("guardian")
+    try:
+        with anyio.CancelScope(shield=True):  # a guardian that starts has somebody who waits for it
+            link = await lane.ask(_start, within=START_WITHIN)
+    finally:
+        lane.close()
+    if isinstance(link, Unseen):
+        raise GuardianFailed(f"it did not start ({link.reason})")
+    return link
+
+
+def _start() -> Link:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0.0)
+    with contextlib.ExitStack() as closing:
+        closing.callback(theirs.close)
+        death_reads, death_writes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        closing.callback(os.close, death_reads)
+        death = Descriptor(death_writes)
+        supervisor = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        passed = [theirs.fileno(), death_reads]
+        if supervisor >= 0:
+            closing.callback(os.close, supervisor)
+            passed.append(supervisor)
+        arguments = [str(theirs.fileno()), str(death_reads), str(supervisor)]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", GUARDIAN, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                # What finds the interpreter's own libraries, and nothing that could be a secret.
+                env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            ours.close()
+            raise GuardianFailed(f"{sys.executable!r} could not be started: {error}") from error
+    entry = _tree.read_entry(process.pid)
+    pidfd = _tree.open_pidfd(entry.identity) if entry is not None else None
+    return Link(
+        process=process,
+        started=entry.started if entry is not None else 0,
+        control=ours,
+        death=death,
+        pidfd=None if pidfd is None else Descriptor(pidfd),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Link:
+    """The guardian's process, and the socket, pipe and pidfd to it."""
+
+    process: subprocess.Popen[bytes]
+    started: int
+    control: socket.socket
+    death: Descriptor
+    pidfd: Descriptor | None
+    _arrived: bytearray = field(default_factory=bytearray)
+    _messages: list[dict[str, Any]] = field(default_factory=list)
+    _unsent: bytearray = field(default_factory=bytearray)
+    _ended: bool = False
+
+    async def send(self, message: Mapping[str, object]) -> None:
+        """Send, waiting until the guardian has room."""
+        self.post(message)
+        while self._unsent:
+            await anyio.wait_writable(self.control)
+            self._flush()
+
+    def post(self, message: Mapping[str, object]) -> None:
+        """Send what can be sent now; the rest goes with the next message."""
+        self._unsent += json.dumps({"v": PROTOCOL, **message}).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self.control.send(self._unsent, socket.MSG_NOSIGNAL)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()  # its reader is gone; whoever watches the guardian hears of it
+
+    def ring(self) -> None:
+        """Write one byte to the death pipe: end the grace."""
+        with contextlib.suppress(OSError):
+            os.write(self.death.number, b"h")
+
+    async def next_message(self) -> dict[str, Any]:
+        """Return the next message; empty: the socket has ended."""
+        while True:
+            self._messages += self.received()
+            if self._messages:
+                return self._messages.pop(0)
+            if self._ended:
+                return {}
+            await anyio.wait_readable(self.control)
+
+    def received(self) -> list[dict[str, Any]]:
+        """Return the messages that are there."""
+        try:
+            while not self._ended:
+                more = self.control.recv(1 << 16)
+                self._arrived += more
+                self._ended = not more
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._ended = True
+        *lines, rest = bytes(self._arrived).split(b"\n")
+        self._arrived = bytearray(rest)
+        return [json.loads(line) for line in lines]
+
+    async def wait_guardian(self) -> None:
+        """Wait until the guardian has ended, and reap it."""
+        if self.pidfd is not None:
+            with contextlib.closing(Descriptor(os.dup(self.pidfd.number))) as pidfd:  # one waiter a descriptor
+                await anyio.wait_readable(pidfd.number)
+        await poll_until(lambda: self.process.poll() is not None)
+
+    async def end_guardian(self, within: float = NEWS_WITHIN) -> None:
+        """See that the guardian has ended and is no zombie of this process; end it if it has not by then."""
+        for patience in (within, NEWS_WITHIN):
+            with anyio.move_on_after(patience):
+                await self.wait_guardian()
+                return
+            self.process.kill()
+
+    def hang_up(self) -> None:
+        """End the socket for both sides, also where a forked child still has it open."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self.control.close()
+        self.death.close()
+        if self.pidfd is not None:
+            self.pidfd.close()
+
+
+class Descriptor:
+    """A descriptor that is closed when the last reference goes, as a socket's is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def close(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            os.close(number)
+
+    __del__ = close

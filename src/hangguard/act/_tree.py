@@ -1,0 +1,433 @@
+# ruff: noqa: PTH116, PTH123, PTH208
+"""Who belongs to a launch, and how all of it is ended: shared by the guardian and the supervisor.
+
+Synchronous and standard library only, because the guardian loads this file by its path (``python -I -S``
+knows no packages; pathlib and typing would double its start). A process is (pid, start time); whatever no
+longer matches is somebody else.
+
+The reads used here (``stat``, ``fdinfo``, ``wchan``) never wait for the process they ask about. ``cmdline``
+does: it takes the memory-map lock, which a process stuck in a driver may hold for ever. See :class:`Titles`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import threading
+import time
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Identity = tuple[int, int]
+    LogId = tuple[int, int]
+    Entries = Mapping[int, "Entry"]
+
+AFTER_ROOT = 1.0
+"""Seconds that members get to end by themselves after the root did."""
+TRACKER_GRACE = 2.0
+"""Seconds for resource trackers: left alone they unlink what the others left within 1.5 s (measured)."""
+SETTLE = 5.0
+"""Seconds after SIGKILL; what is still there then waits in the kernel."""
+TRACKER = "resource_tracker import main"
+"""In the command line of ``multiprocessing``'s and loky's tracker: ``python -c 'from … import main;main(4)'``."""
+
+PIDFD_GET_INFO = 0xC040FF0B
+PIDFD_INFO_EXIT = 1 << 3
+"""Linux 6.15, include/uapi/linux/pidfd.h: the exit code of a process that was not our child."""
+
+
+# ------------------------------------------------------------------------------------------ looking
+
+
+class Entry:
+    """One line of ``/proc/PID/stat``: what a decision about a process needs."""
+
+    __slots__ = ("parent", "pid", "started", "state", "threads")
+
+    def __init__(self, pid: int, parent: int, started: int, state: str, threads: int) -> None:
+        self.pid = pid
+        self.parent = parent
+        self.started = started
+        self.state = state
+        self.threads = threads
+
+    @property
+    def identity(self) -> Identity:
+        """Return (pid, start time in clock ticks since boot)."""
+        return (self.pid, self.started)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended. A leader that ended while other threads live is a zombie too, and is not dead."""
+        return self.state in "ZXx" and self.threads <= 1
+
+
+def read_entry(pid: int) -> Entry | None:
+    """Return what ``/proc`` says of a process; ``None``: there is none, or it is hidden from us."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read(1024)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The name in parentheses may hold blanks and parentheses of its own: proc_pid_stat(5).
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    return Entry(pid, int(fields[1]), int(fields[19]), chr(fields[0][0]), int(fields[17]))
+
+
+def read_entries() -> dict[int, Entry]:
+    """Scan ``/proc`` once."""
+    found = (read_entry(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {entry.pid: entry for entry in found if entry is not None}
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether exactly this process still lives; a zombie does not."""
+    entry = read_entry(identity[0])
+    return entry is not None and entry.identity == identity and not entry.dead
+
+
+def descendants(of_pids: Iterable[int], entries: Entries) -> set[int]:
+    """Return the pids of all children, grandchildren …, without ``of_pids`` themselves."""
+    children: dict[int, list[int]] = {}
+    for entry in entries.values():
+        children.setdefault(entry.parent, []).append(entry.pid)
+    found: set[int] = set()
+    todo = list(of_pids)
+    while todo:
+        for child in children.get(todo.pop(), ()):
+            if child not in found:
+                found.add(child)
+                todo.append(child)
+    return found
+
+
+def ancestors(of_pid: int) -> set[int]:
+    """Return the pids of parent, grandparent … up to and with 1."""
+    found: set[int] = {1}
+    entry = read_entry(of_pid)
+    while entry is not None and entry.parent not in found and entry.parent > 0:
+        found.add(entry.parent)
+        entry = read_entry(entry.parent)
+    return found
+
+
+def log_writers(log_id: LogId, entries: Entries) -> set[int]:
+    """Return the pids of all whose fd 1 or 2 is open for writing on the log (device, inode).
+
+    This finds members that left the tree, changed their title and emptied their environment. ``tail -f``
+    has it open for reading, on another descriptor, and does not count.
+    """
+    return {
+        pid
+        for pid, entry in entries.items()
+        if not entry.dead and (_writes_to(pid, 1, log_id) or _writes_to(pid, 2, log_id))
+    }
+
+
+def _writes_to(pid: int, fd: int, log_id: LogId) -> bool:
+    try:
+        with open(f"/proc/{pid}/fdinfo/{fd}", "rb", buffering=0) as file:
+            lines = dict(line.split(b":", 1) for line in file.read(512).splitlines() if b":" in line)
+        if int(lines.get(b"flags", b"0"), 8) & os.O_ACCMODE == os.O_RDONLY:
+            return False
+        # Linux 5.14 prints the inode. A stat of a stranger's file could wait for a dead network disk, so it
+        # is asked only where the number matches already.
+        inode = lines.get(b"ino")
+        if inode is not None and int(inode) != log_id[1]:
+            return False
+        status = os.stat(f"/proc/{pid}/fd/{fd}")
+    except (OSError, ValueError):
+        return False
+    return (status.st_dev, status.st_ino) == log_id
+
+
+def find_members(
+    entries: Entries, *, below: Iterable[int] = (), remembered: Iterable[Identity] = (), log_id: LogId | None
+) -> set[Identity]:
+    """Return all living members: below a process, remembered, writing to the log, or a descendant of those."""
+    roots = {pid for pid, started in remembered if pid in entries and entries[pid].started == started}
+    if log_id is not None:
+        roots |= log_writers(log_id, entries)
+    # Whoever started us is no member, whatever it writes to, and so are its other children.
+    never = ancestors(os.getpid()) | {os.getpid()}
+    roots -= never
+    pids = (roots | descendants([*below, *roots], entries)) - never
+    return {entries[pid].identity for pid in pids if not entries[pid].dead}
+
+
+# ---------------------------------------------------------------------------------------- signalling
+
+
+def open_pidfd(identity: Identity) -> int | None:
+    """Return a descriptor that means exactly this process; ``None``: it is gone, or there are no pidfds."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        pidfd = os.pidfd_open(identity[0])
+    except OSError:
+        return None
+    entry = read_entry(identity[0])
+    if entry is None or entry.identity != identity:
+        os.close(pidfd)
+        return None
+    return pidfd
+
+
+def send(identity: Identity, number: int, members: Iterable[Identity]) -> bool:
+    """Signal a member; return whether the kernel took it.
+
+    Refused (``False``) for whatever is not in ``members``, for pid 1 and below, for this process and for its
+    ancestors.
+    """
+    pid = identity[0]
+    if identity not in members or pid <= 1 or pid == os.getpid() or pid in ancestors(os.getpid()):
+        return False
+    pidfd = open_pidfd(identity)
+    try:
+        if pidfd is not None:
+            signal.pidfd_send_signal(pidfd, number)
+            return True
+        entry = read_entry(pid)
+        if entry is None or entry.identity != identity:
+            return False
+        os.kill(pid, number)  # no pidfds here: between the look above and this line lies as little as can be
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+
+
+def exit_code_of(pidfd: int) -> int | None:
+    """Return how a process that was not our child ended, as ``Popen.returncode``; ``None``: not known.
+
+    The kernel (6.15 and later) knows it once its parent has waited for it.
+    """
+    buffer = bytearray(64)
+    struct.pack_into("Q", buffer, 0, PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
+    except OSError:
+        return None
+    if not struct.unpack_from("Q", buffer, 0)[0] & PIDFD_INFO_EXIT:
+        return None
+    return os.waitstatus_to_exitcode(struct.unpack_from("i", buffer, 60)[0])
+
+
+class Titles:
+    """Command lines, read in daemon threads of our own that may never come back."""
+
+    def __init__(self) -> None:
+        self._known: dict[Identity, str] = {}
+        self._stuck = 0
+
+    def __getitem__(self, identity: Identity) -> str:
+        return self._known.get(identity, "")
+
+    def forget(self) -> None:
+        """Read again what comes next: a process may have executed another program since."""
+        self._known = {}
+
+    def learn(self, identities: Iterable[Identity], *, within: float = 0.2) -> None:
+        """Read those that are not known, at most ``within`` seconds a process that blocks, and eight of those."""
+        todo = deque(identity for identity in identities if identity not in self._known)
+        while todo and self._stuck < 8:
+            reader = threading.Thread(target=self._read, args=(todo, self._known), daemon=True)
+            reader.start()
+            reader.join(within)
+            if not reader.is_alive():
+                return
+            self._stuck += 1
+
+    @staticmethod
+    def _read(todo: deque[Identity], known: dict[Identity, str]) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                identity = todo.popleft()
+                with contextlib.suppress(OSError), open(f"/proc/{identity[0]}/cmdline", "rb") as file:
+                    known[identity] = file.read(4096).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+
+
+# -------------------------------------------------------------------------------------------- ending
+
+
+class Ended:
+    """What an :class:`Ending` came to. ``survivors`` are mappings with the fields of ``facts.Survivor``."""
+
+    def __init__(self, members: frozenset[Identity], survivors: list[dict[str, int | str]]) -> None:
+        self.members = members
+        self.survivors = survivors
+
+    @property
+    def ended(self) -> int:
+        """Return how many members are gone."""
+        return len(self.members) - len(self.survivors)
+
+
+class Ending:
+    """The stop of one launch, as a state machine that never waits: call :meth:`tick` when it is due.
+
+    ``find`` returns the living members in one scan; it is asked again at every tick, and whatever it ever
+    returned stays a member. The root gets SIGTERM and ``grace`` seconds; then every member gets SIGKILL, and
+    again until two scans find nobody new (a process may fork while it is killed); resource trackers come
+    last. ``step`` says where it is: asking, grace, killing, trackers, done.
+    """
+
+    def __init__(self, find: Callable[[Entries], Iterable[Identity]], *, root: Identity | None, grace: float) -> None:
+        self.step = "asking"
+        self.left = 0
+        self.result: Ended | None = None
+        self._find = find
+        self._root = root
+        self._grace = grace
+        self._grace_ends = float("inf")
+        self._root_seen_dead = False
+        self._hurried = False
+        self._members: set[Identity] = set()
+        self._killed: set[Identity] = set()
+        self._quiet = 0
+        self._settle_ends: float | None = None
+        self._trackers_end: float | None = None
+        self._titles = Titles()
+        self._entries: Entries = {}
+        self._pause = 0.01
+
+    def hurry(self) -> None:
+        """End the grace at the next tick. May be called from any thread or signal handler."""
+        self._hurried = True
+
+    def shorten(self, until: float) -> None:
+        """Let the grace end at ``until`` at the latest."""
+        self._grace_ends = min(self._grace_ends, until)
+
+    def tick(self, now: float) -> float | None:
+        """Do what is due and return when to be called again; ``None``: done, see ``result``."""
+        if self.result is not None:
+            return None
+        if self.step == "asking":
+            self._ask(now)
+        if self.step == "grace":
+            if not self._grace_is_over(now):
+                return self._later(now)
+            self.step = "killing"
+            self._titles.forget()
+        return self._kill(now)
+
+    def run(self) -> Ended:
+        """Tick until done: for a thread that has nothing else to do."""
+        while (due := self.tick(time.monotonic())) is not None:
+            time.sleep(min(0.1, max(0.0, due - time.monotonic())))
+        assert self.result is not None
+        return self.result
+
+    def _ask(self, now: float) -> None:
+        living = self._look()
+        if self._root not in living:
+            # The launcher is gone and its workers are not: the oldest of them leads now.
+            workers = sorted(self._workers(living), key=lambda member: member[1])
+            self._root = workers[0] if workers else None
+        if self._root is not None:
+            self._send(self._root, signal.SIGTERM)
+        # A stopped process does not even take SIGTERM. Those under a debugger ("t") are left to it.
+        for member in living:
+            if self._entries[member[0]].state == "T" or member == self._root:
+                self._send(member, signal.SIGCONT)
+        self.shorten(now + self._grace)
+        self.step = "grace"
+
+    def _grace_is_over(self, now: float) -> bool:
+        living = self._look()
+        if self._hurried or now >= self._grace_ends or not self._workers(living):
+            return True
+        if not self._root_seen_dead and self._root not in living:
+            self._root_seen_dead = True
+            self.shorten(now + AFTER_ROOT)
+        return False
+
+    def _kill(self, now: float) -> float | None:
+        if self._settle_ends is None:
+            self._settle_ends = now + SETTLE
+        living = self._kill_until_quiet(sparing_trackers=True)
+        if self._workers(living) and now < self._settle_ends:
+            return self._later(now)
+        trackers = living - self._workers(living) - self._killed
+        if trackers:
+            # They end when the last process that could register something is gone, and clean up after all.
+            self.step = "trackers"
+            if self._trackers_end is None:
+                self._trackers_end = now + TRACKER_GRACE
+                for tracker in trackers:
+                    self._send(tracker, signal.SIGCONT)
+            if now < self._trackers_end:
+                return self._later(now)
+            self._settle_ends = max(self._settle_ends, now + 1.0)
+            living = self._kill_until_quiet(sparing_trackers=False)
+        if living and now < self._settle_ends:
+            return self._later(now)
+        self._finish(living)
+        return None
+
+    def _kill_until_quiet(self, *, sparing_trackers: bool) -> set[Identity]:
+        living: set[Identity] = set()
+        self._quiet = 0
+        for _ in range(64):
+            living = self._look()
+            due = (self._workers(living) if sparing_trackers else living) - self._killed
+            for member in due:
+                self._send(member, signal.SIGKILL)
+            self._killed |= due
+            if not due and self._quiet >= 2:
+                break
+        return living
+
+    def _look(self) -> set[Identity]:
+        self._entries = read_entries()
+        found = set(self._find(self._entries))
+        new = found - self._members
+        self._members |= new
+        self._quiet = 0 if new else self._quiet + 1
+        living = {
+            member
+            for member in self._members
+            if (entry := self._entries.get(member[0])) and entry.identity == member and not entry.dead
+        }
+        self._titles.learn(living)
+        self.left = len(living)
+        return living
+
+    def _workers(self, living: set[Identity]) -> set[Identity]:
+        return {member for member in living if TRACKER not in self._titles[member]}
+
+    def _send(self, member: Identity, number: int) -> None:
+        send(member, number, self._members)
+
+    def _later(self, now: float) -> float:
+        self._pause = min(0.1, self._pause * 1.3)
+        return now + self._pause
+
+    def _finish(self, living: set[Identity]) -> None:
+        self.step = "done"
+        survivors = [self._survivor(member) for member in sorted(living)]
+        self.result = Ended(frozenset(self._members), survivors)
+
+    def _survivor(self, member: Identity) -> dict[str, int | str]:
+        channel = ""
+        with contextlib.suppress(OSError), open(f"/proc/{member[0]}/wchan", encoding="ascii") as file:
+            channel = file.read(64)
+        return {
+            "pid": member[0],
+            "started": member[1],
+            "title": self._titles[member],
+            "state": self._entries[member[0]].state,
+            "wait_channel": "" if channel == "0" else channel,
+        }

@@ -1,0 +1,405 @@
+# ruff: noqa: SLF001  guarded() and Guarded are one thing in two forms
+"""Start a server under a guardian, and stop it: the supervisor's side of ``guardian.py``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import anyio.abc
+
+from hangguard.act import _tree
+from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
+from hangguard.errors import (
+    CommandNotExecutable,
+    CommandNotFound,
+    GuardianFailed,
+    HangguardError,
+    WrongProcess,
+)
+from hangguard.facts import Exit, Survivor, Unseen
+from hangguard.observe.lane import Lane
+
+Identity: TypeAlias = tuple[int, int]
+
+TAKE_OVER_WITHIN = 15.0
+"""An ending without grace takes at most this: settling, trackers, and scans of a large machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What a stop came to."""
+
+    survivors: tuple[Survivor, ...]
+    """Members that SIGKILL did not end."""
+    ended: int
+    """How many members are gone, over the whole stop."""
+    seconds: float
+    by: Literal["guardian", "supervisor"]
+    """Who signalled: the supervisor does only when the guardian is dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopProgress:
+    """Where a stop is: asking, grace, killing, trackers, done; and how many members live."""
+
+    step: str
+    left: int
+
+
+@asynccontextmanager
+async def guarded(
+    *,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    log_path: str | None,
+    lock_path: str | None,
+    death_grace: float,
+    on_death: str,
+    pristine: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Guarded]:
+    """Start ``argv`` under a guardian of its own; on leaving, whatever of it still lives is stopped.
+
+    ``env`` is the whole environment. The server's output goes to ``log_path``, a file of this launch alone
+    (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends. What the body raises
+    arrives as it is, never in a group.
+
+    Raises :class:`CommandNotFound`, :class:`CommandNotExecutable`, or :class:`GuardianFailed` (also for a log
+    or a lock that somebody else has).
+    """
+    launch = {
+        "do": "launch",
+        "argv": [_text(part) for part in argv],
+        "env": {_text(name): _text(value) for name, value in env.items()},
+        "cwd": _path_text(cwd),
+        "log_path": None if log_path is None else _path_text(log_path),
+        "lock_path": None if lock_path is None else _path_text(lock_path),
+        "death_grace": death_grace,
+        "on_death": on_death,
+        "pristine": pristine,
+    }
+    guard = Guarded(await start_guardian(), death_grace=death_grace, clock=clock)
+    try:
+        await guard._launch(launch)
+        # Not `async with`: a task group around the body would wrap what it raises, KeyboardInterrupt too.
+        tasks = anyio.create_task_group()
+        await tasks.__aenter__()
+        tasks.start_soon(guard._follow)
+        try:
+            yield guard
+        finally:
+            with anyio.CancelScope(shield=True):
+                await guard._leave()
+            tasks.cancel_scope.cancel()
+            await tasks.__aexit__(None, None, None)
+    finally:
+        try:
+            with anyio.CancelScope(shield=True):
+                await guard._see_guardian_end()
+        finally:
+            guard._close()
+
+
+class Guarded:
+    """A server with its guardian. Belongs to one event loop; :meth:`hurry` alone may be called from anywhere."""
+
+    def __init__(self, link: Link, *, death_grace: float, clock: Callable[[], float]) -> None:
+        self.guardian_pid = link.process.pid
+        self.guardian_started = link.started
+        self.guardian_alive = True
+        self.pid = 0
+        self.started = 0
+        self.log_id: tuple[int, int] | None = None
+        """(device, inode) of the log."""
+        self.exit: Exit | None = None
+        """The end of the launched process; members may outlive it."""
+        self.stopped: Stopped | None = None
+        """The last stop, once it is done."""
+        self.on_reaped: Callable[[Identity, int], None] | None = None
+        """Called with (pid, start time) and exit code of every orphan that the guardian reaped."""
+        self._link = link
+        self._owner = os.getpid()
+        self._death_grace = death_grace
+        self._clock = clock
+        self._remembered: set[Identity] = set()
+        self._root_pidfd: int | None = None
+        self._exited = anyio.Event()
+        self._lost = anyio.Event()
+        self._answered: anyio.Event | None = None
+        self._answer: dict[str, Any] = {}
+        self._on_progress: Callable[[StopProgress], None] | None = None
+        self._scopes: list[anyio.CancelScope] = []
+        self._ending: _tree.Ending | None = None
+
+    # ------------------------------------------------------------------------------------ while it runs
+
+    @property
+    def members(self) -> frozenset[Identity]:
+        """Return every member that was ever seen, living or dead."""
+        return frozenset(self._remembered)
+
+    async def wait_exit(self) -> Exit:
+        """Wait until the launched process has ended."""
+        await self._exited.wait()
+        assert self.exit is not None
+        return self.exit
+
+    def remember(self, identities: Iterable[Identity]) -> None:
+        """Note members that a sample has seen. Cheap when none is new.
+
+        They are how the tree is found if the guardian dies.
+        """
+        self._check_owner()
+        new = set(identities) - self._remembered
+        self._remembered |= new
+        if new and self.guardian_alive:
+            self._link.post({"do": "remember", "members": sorted(new)})
+
+    def hurry(self) -> None:
+        """End the grace of a stop in progress at once. For any thread, and for signal handlers."""
+        self._check_owner()
+        ending = self._ending
+        if ending is not None:
+            ending.hurry()
+        self._link.ring()
+
+    async def stop(
+        self,
+        *,
+        grace: float,
+        within: float = 30.0,
+        on_progress: Callable[[StopProgress], None] | None = None,
+    ) -> Stopped:
+        """Stop the server with everything that belongs to it, and say what is left.
+
+        SIGTERM to the launched process and ``grace`` seconds, then SIGKILL to every member. ``within`` bounds
+        what follows the grace: a guardian that does not answer by then is replaced by this process. A second
+        call while one is in progress can shorten its grace; one after a stop without survivors returns that.
+        """
+        self._check_owner()
+        if self.stopped is not None and not self.stopped.survivors and self._answered is None:
+            return self.stopped
+        began = self._clock()
+        self._on_progress = on_progress or self._on_progress
+        stopped = await self._ask_guardian_to_stop(grace, within, began) if self.guardian_alive else None
+        if stopped is None:
+            stopped = await self._take_over(grace if not self.guardian_alive else 0.0, within, began)
+        await self._learn_exit(stopped)
+        self.stopped = stopped
+        self._on_progress = None
+        return stopped
+
+    # ------------------------------------------------------------------------------------ the guardian
+
+    async def _launch(self, message: Mapping[str, object]) -> None:
+        answer: dict[str, Any] = {}
+        with anyio.move_on_after(START_WITHIN):
+            await self._link.send(message)
+            answer = await self._link.next_message()
+        if answer.get("say") != "launched":
+            raise _refusal(answer)
+        self.pid, self.started = answer["pid"], answer["started"]
+        self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
+        self._remembered.add((self.pid, self.started))
+        self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
+
+    async def _follow(self) -> None:
+        # Shielded: the stop, which runs while the body is being cancelled, needs the answers.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._shielded, self._read_messages)
+            tasks.start_soon(self._shielded, self._watch_guardian)
+            tasks.start_soon(self._shielded, self._watch_root_alone)
+
+    async def _shielded(self, work: Callable[[], Awaitable[None]]) -> None:
+        with anyio.CancelScope(shield=True) as scope:
+            self._scopes.append(scope)
+            await work()
+
+    async def _read_messages(self) -> None:
+        while message := await self._link.next_message():
+            self._hear(message)
+        self._lose_guardian()
+
+    async def _watch_guardian(self) -> None:
+        await self._link.wait_guardian()
+        for message in self._link.received():
+            self._hear(message)
+        self._lose_guardian()
+
+    def _lose_guardian(self) -> None:
+        if self.guardian_alive:
+            self.guardian_alive = False
+            self._lost.set()
+            if self._answered is not None:
+                self._answered.set()
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        said = message.get("say")
+        if said == "exit":
+            self._note_exit(message["code"])
+        elif said == "reaped" and self.on_reaped is not None:
+            self.on_reaped((message["pid"], message["started"]), message["code"])
+        elif said == "progress":
+            self._tell(StopProgress(step=message["step"], left=message["left"]))
+        elif said == "stopped":
+            self._remembered |= {(pid, started) for pid, started in message["members"]}
+            self._answer = dict(message)
+            if self._answered is not None:
+                self._answered.set()
+
+    def _tell(self, progress: StopProgress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    async def _ask_guardian_to_stop(self, grace: float, within: float, began: float) -> Stopped | None:
+        if self._answered is None:
+            self._answered, self._answer = anyio.Event(), {}
+        answered = self._answered
+        with anyio.move_on_after(grace + within):
+            await self._link.send({"do": "stop", "grace": grace})
+            await answered.wait()
+        if self._answered is answered:
+            self._answered = None
+        if not self._answer:
+            return None
+        return self._stopped(self._answer["members"], self._answer["survivors"], began, "guardian")
+
+    def _stopped(
+        self,
+        members: Collection[object],
+        survivors: Sequence[dict[str, Any]],
+        began: float,
+        by: Literal["guardian", "supervisor"],
+    ) -> Stopped:
+        return Stopped(
+            survivors=tuple(Survivor(**survivor) for survivor in survivors),
+            ended=len(members) - len(survivors),
+            seconds=self._clock() - began,
+            by=by,
+        )
+
+    # ------------------------------------------------------------------------------------ without it
+
+    async def _take_over(self, grace: float, within: float, began: float) -> Stopped:
+        """End everything from here, now that the guardian is dead, or as good as dead."""
+        await self._link.end_guardian()
+        self._lose_guardian()
+        if self._ending is not None:
+            self._ending.shorten(time.monotonic() + grace)
+        ending = self._ending = _tree.Ending(self._find_members, root=(self.pid, self.started), grace=grace)
+        lane = Lane("ending")
+        try:
+            ended = await lane.ask(ending.run, within=grace + max(within, TAKE_OVER_WITHIN))
+        finally:
+            ending.hurry()
+            self._ending = None
+            lane.close()
+        if isinstance(ended, Unseen):
+            unknown = {"title": ended.reason, "state": "", "wait_channel": ""}
+            left = [{"pid": pid, "started": at, **unknown} for pid, at in self._remembered]
+            return self._stopped(self._remembered, left, began, "supervisor")
+        self._remembered |= ended.members
+        return self._stopped(ended.members, ended.survivors, began, "supervisor")
+
+    def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
+        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id)
+
+    async def _watch_root_alone(self) -> None:
+        """Notice the end of the launched process when its parent can no longer tell."""
+        await self._lost.wait()
+        if self.exit is not None:
+            return
+        if self._root_pidfd is None:
+            await poll_until(lambda: not _tree.is_alive((self.pid, self.started)), every=0.5)
+            self._note_exit(Unseen("the guardian died first, and this system has no pidfds"))
+            return
+        await anyio.wait_readable(self._root_pidfd)
+        self._note_exit(await self._ask_kernel_for_code(self._root_pidfd))
+
+    async def _ask_kernel_for_code(self, pidfd: int) -> int | Unseen:
+        # The kernel tells once the new parent, pid 1 as a rule, has waited for it.
+        with anyio.move_on_after(NEWS_WITHIN):
+            await poll_until(lambda: _tree.exit_code_of(pidfd) is not None)
+        code = _tree.exit_code_of(pidfd)
+        if code is not None:
+            return code
+        return Unseen("the guardian died first, and the kernel does not tell the code (Linux 6.15 does)")
+
+    async def _learn_exit(self, stopped: Stopped) -> None:
+        if all((left.pid, left.started) != (self.pid, self.started) for left in stopped.survivors):
+            with anyio.move_on_after(NEWS_WITHIN + 1.0):
+                await self._exited.wait()
+
+    def _note_exit(self, code: int | Unseen) -> None:
+        if self.exit is None:
+            self.exit = Exit(code=code, at=self._clock())
+            self._exited.set()
+
+    # ------------------------------------------------------------------------------------ the end
+
+    async def _leave(self) -> None:
+        if os.getpid() != self._owner:
+            return
+        try:
+            await self.stop(grace=self._death_grace)
+            if self.guardian_alive:
+                self._link.post({"do": "bye"})
+        finally:
+            for scope in self._scopes:
+                scope.cancel()
+
+    async def _see_guardian_end(self) -> None:
+        if os.getpid() == self._owner:
+            self._link.hang_up()
+            await self._link.end_guardian(within=self._death_grace + TAKE_OVER_WITHIN)
+            self.guardian_alive = False
+
+    def _close(self) -> None:
+        """Let go of everything without waiting: the guardian ends the server if it still has one."""
+        if os.getpid() == self._owner:
+            self._link.hang_up()
+        self._link.close()
+        if self._root_pidfd is not None:
+            os.close(self._root_pidfd)
+            self._root_pidfd = None
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise WrongProcess(self._owner, os.getpid())
+
+
+def _refusal(answer: Mapping[str, Any]) -> HangguardError:
+    if answer.get("say") != "failed":
+        problem = answer.get("problem") or ("it ended at once" if not answer else f"it said {answer}")
+        return GuardianFailed(problem)
+    number, problem = answer["errno"], answer["problem"]
+    path = os.fsdecode(answer["path"].encode("latin-1"))
+    if answer["what"] in {"log", "lock"}:
+        return GuardianFailed(f"the {answer['what']} {path!r} cannot be used: {problem}")
+    if answer["what"] == "directory":
+        if number == errno.EACCES:
+            return CommandNotExecutable(path, problem="the working directory may not be entered")
+        return CommandNotFound(path, what="directory")
+    if number in {errno.ENOENT, errno.ENOTDIR}:
+        if os.sep in path and Path(path).exists():
+            return CommandNotExecutable(path, problem="the interpreter named in its first line does not exist")
+        return CommandNotFound(path)
+    return CommandNotExecutable(path, problem=problem.lower())
+
+
+def _text(value: str) -> str:
+    """Carry the bytes that the operating system would get: the guardian has no locale of ours."""
+    return os.fsencode(value).decode("latin-1")
+
+
+def _path_text(path: str) -> str:
+    return _text(str(Path(path).absolute()))  # the guardian stands in /

@@ -1,0 +1,145 @@
+"""Pure edits of a launch: flags and variables in, a changed launch out.
+
+Flags are read as the engines' own parsers read them: ``--x v`` and ``--x=v`` mean the same, underscores and
+dashes mean the same, and of repeated flags the last one wins. Every edit, applied twice, changes nothing more.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from hangguard.facts import Launch
+from hangguard.redact import redact_argv
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+
+
+class _Use(NamedTuple):
+    """One place where a flag stands: ``argv[start:stop]``."""
+
+    flag: str
+    start: int
+    stop: int
+    value: str | None
+
+
+def has_flag(argv: Sequence[str], *names: str) -> bool:
+    """Tell whether one of the flags is there, with or without a value."""
+    return next(_uses(argv, names), None) is not None
+
+
+def value_of(argv: Sequence[str], *names: str) -> str | None:
+    """Return the value that counts (the last), or ``None``: not there, or there without a value."""
+    values = [use.value for use in _uses(argv, names)]
+    return values[-1] if values else None
+
+
+def with_flag(launch: Launch, name: str, value: str | None = None, *, replacing: Iterable[str] = ()) -> Launch:
+    """Return the launch with the flag set, once. ``replacing``: other spellings, and flags that contradict it.
+
+    Where it stood already it is changed in place; otherwise it goes to the end (before a bare ``--``).
+    """
+    names = (name, *replacing)
+    word = name if value is None else f"{name}={value}"
+    uses = list(_uses(launch.argv, names, switch=value is None))
+    if len(uses) == 1 and uses[0].value == value and _plain(uses[0].flag) == name:
+        return launch
+    if not uses:
+        end = _end_of_flags(launch.argv)
+        return replace(launch, argv=(*launch.argv[:end], word, *launch.argv[end:]))
+    argv = _cut(launch.argv, uses[1:])
+    first = uses[0]
+    return replace(launch, argv=(*argv[: first.start], word, *argv[first.stop :]))
+
+
+def without_flag(launch: Launch, *names: str, switch: bool = False) -> Launch:
+    """Return the launch without the flags and their values. ``switch``: they take no value."""
+    uses = list(_uses(launch.argv, names, switch=switch))
+    return replace(launch, argv=_cut(launch.argv, uses)) if uses else launch
+
+
+def with_variable(launch: Launch, name: str, value: str) -> Launch:
+    """Return the launch with the environment variable set, also where ``env NAME=…`` in argv would hide it."""
+    env = {**launch.environment(), name: value}
+    argv = list(launch.argv)
+    for index in range(1, env_prefix(launch.argv)):
+        if argv[index].startswith(f"{name}="):
+            argv[index] = f"{name}={value}"
+    return replace(launch, argv=tuple(argv), env=tuple(sorted(env.items())))
+
+
+def env_prefix(argv: Sequence[str]) -> int:
+    """Return how many words a leading ``env A=B …`` takes; 0 where there is none, or one with options."""
+    if not argv or argv[0].rsplit("/", 1)[-1] != "env":
+        return 0
+    length = 1
+    while length < len(argv) and _ASSIGNMENT.match(argv[length]):
+        length += 1
+    return length if length < len(argv) and not argv[length].startswith("-") else 0
+
+
+def describe(before: Launch, after: Launch) -> str:
+    """Return the difference as one line: ``+ --enforce-eager``, ``- --x 1``, ``+ NCCL_DEBUG=INFO``.
+
+    Values of flags and variables that hold secrets are never in it.
+    """
+    left, right = _pieces(before), _pieces(after)
+    gone = [piece for piece in left if piece not in right]
+    new = [piece for piece in right if piece not in left]
+    return ", ".join([f"- {piece}" for piece in gone] + [f"+ {piece}" for piece in new])
+
+
+def as_shell(launch: Launch) -> str:
+    """Return argv as one line that a shell reads back, secrets left out."""
+    return shlex.join(redact_argv(launch.argv))
+
+
+def _pieces(launch: Launch) -> list[str]:
+    argv = redact_argv(launch.argv)
+    pieces = []
+    index = 0
+    while index < len(argv):
+        piece = argv[index]
+        takes = _is_flag(piece) and "=" not in piece and index + 1 < len(argv) and not _is_flag(argv[index + 1])
+        pieces.append(shlex.join(argv[index : index + 2]) if takes else shlex.quote(piece))
+        index += 2 if takes else 1
+    variables = redact_argv([f"{name}={value}" for name, value in launch.env])
+    return pieces + [variable for variable in variables if variable not in pieces]
+
+
+def _uses(argv: Sequence[str], names: Iterable[str], *, switch: bool = False) -> Iterator[_Use]:
+    wanted = {_plain(name) for name in names}
+    end = _end_of_flags(argv)
+    for index in range(end):
+        flag, equals, value = argv[index].partition("=")
+        if not _is_flag(flag) or _plain(flag) not in wanted:
+            continue
+        following = argv[index + 1] if index + 1 < end else None
+        if equals:
+            yield _Use(flag, index, index + 1, value)
+        elif switch or following is None or _is_flag(following):
+            yield _Use(flag, index, index + 1, None)
+        else:
+            yield _Use(flag, index, index + 2, following)
+
+
+def _plain(flag: str) -> str:
+    return flag.replace("_", "-") if flag.startswith("--") else flag
+
+
+def _is_flag(word: str) -> bool:
+    # "-1" and "-0.5" are values, as argparse reads them; "{…}" and paths never begin with a dash.
+    return len(word) > 1 and word.startswith("-") and not re.match(r"-\.?\d", word)
+
+
+def _end_of_flags(argv: Sequence[str]) -> int:
+    return list(argv).index("--") if "--" in argv else len(argv)
+
+
+def _cut(argv: Sequence[str], uses: Iterable[_Use]) -> tuple[str, ...]:
+    gone = {index for use in uses for index in range(use.start, use.stop)}
+    return tuple(word for index, word in enumerate(argv) if index not in gone)

@@ -1,0 +1,87 @@
+"""The commands and their options. What they do stands in ``run`` and ``demo``."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import click
+
+from hangguard.cli.exits import INTERNAL, USAGE
+from hangguard.cli.run import Options, run_command
+from hangguard.errors import HangguardError
+
+SECONDS = click.FloatRange(min=0.0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("hangguard"), prog_name="hangguard")
+def cli() -> None:
+    """Start an LLM server, and get one that answers, or the reason why it does not."""
+
+
+@cli.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--engine", metavar="NAME", help="sglang, vllm or generic; read from the command if not given.")
+@click.option("--url", metavar="URL", help="Where the server will answer, for a command that does not tell.")
+@click.option("--ready-path", metavar="PATH", help="Ready when GET PATH answers 2xx, instead of a real request.")
+@click.option(
+    "--on-hang",
+    type=click.Choice(["act", "report"]),
+    default="act",
+    show_default=True,
+    help="act: keep the evidence, stop, perhaps relaunch; report: tell, touch nothing.",
+)
+@click.option(
+    "--fallbacks",
+    type=click.Choice(["auto", "any", "none"]),
+    default="auto",
+    show_default=True,
+    help="auto: relaunch with changes that alter speed at most; any: also those that may alter results.",
+)
+@click.option("--attempts", type=click.IntRange(min=1), default=4, show_default=True, help="How many launches.")
+@click.option("--ready-within", type=SECONDS, default=3600.0, show_default=True, help="Over all attempts.")
+@click.option("--patience", type=SECONDS, help="Cap on the patience of every phase, seconds.")
+@click.option("--run-dir", metavar="PATH", help="Where the run's folder is made.  [default: the user's state folder]")
+@click.option("--events", metavar="FILE", help="Write one JSON object a line to FILE; - is standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the last line.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(command: tuple[str, ...], **options: object) -> int:
+    """Start COMMAND, watch it, relaunch it where it hangs, and serve until Ctrl-C.
+
+    Exit codes: 0 ended as asked; 2 usage; 10 attempts used up; 11 permanent failure; 12 something is left
+    behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
+    cannot be executed, was not found; 1 internal error. With --attempts 1 and --fallbacks none a non-zero exit
+    code of the server itself is passed through.
+    """
+    return run_command(Options(command=command, **options))  # type: ignore[arg-type]
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def demo(*, as_json: bool) -> int:
+    """The story in under a minute, without GPU or model: a small server that really deadlocks comes up anyway."""
+    from hangguard.cli.demo import run_demo  # noqa: PLC0415 - needs the testing extra's parts
+
+    return run_demo(as_json=as_json)
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run one command line; return its exit code. The named edge: nothing escapes as a traceback but a bug."""
+    try:
+        return int(cli.main(list(arguments), prog_name="hangguard", standalone_mode=False) or 0)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as wrong:
+        wrong.show()
+        return USAGE
+    except click.Abort:
+        return 130
+    except HangguardError as failure:
+        print(f"hangguard: {failure}", file=sys.stderr)
+        return INTERNAL
+    except Exception:  # noqa: BLE001 - the edge of the program
+        traceback.print_exc()
+        print("hangguard: this is a fault of hangguard's own; the server it started was stopped.", file=sys.stderr)
+        return INTERNAL

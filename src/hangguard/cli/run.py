@@ -1,0 +1,136 @@
+"""``hangguard run``: the public face on a terminal, in a pipe, or as JSON events."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import anyio
+import tenacity
+
+from hangguard.cli.exits import USAGE, exit_code_of
+from hangguard.cli.live import Terminal
+from hangguard.cli.outlets import EventWriter, LogFollower
+from hangguard.errors import BadLaunch, HangguardError
+from hangguard.facts import Attempt, Limits, Permission
+from hangguard.redact import secrets_of
+from hangguard.supervision.events import Event
+from hangguard.supervision.retry import Retry
+from hangguard.supervision.run import OnHang
+from hangguard.sync import Supervision, supervise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line of ``hangguard run``, checked by click."""
+
+    command: tuple[str, ...]
+    engine: str | None = None
+    url: str | None = None
+    ready_path: str | None = None
+    on_hang: OnHang = "act"
+    fallbacks: str = "auto"
+    attempts: int = 4
+    ready_within: float = 3600.0
+    patience: float | None = None
+    run_dir: str | None = None
+    events: str | None = None
+    quiet: bool = False
+
+
+def run_command(options: Options) -> int:
+    """Run the server until it ends or is asked to; return the exit code."""
+    hooks: list[Callable[[Event], object]] = []
+    try:
+        supervision = _supervision(options, hooks)
+    except HangguardError as refused:
+        print(f"hangguard: {refused}", file=sys.stderr)
+        if isinstance(refused, BadLaunch):
+            print("Try 'hangguard run --help'.", file=sys.stderr)
+        return exit_code_of(refused, None, pass_through=False)
+    with ExitStack() as outlets:
+        terminal = _open_outlets(options, supervision, hooks, outlets)
+        failure, last = anyio.run(_until_the_end, supervision, terminal)
+    code = exit_code_of(failure, last, pass_through=options.attempts == 1 and options.fallbacks == "none")
+    terminal.last_line(failure, last, code)
+    if failure is not None and not isinstance(failure, HangguardError):
+        raise failure
+    return code
+
+
+def _supervision(options: Options, hooks: list[Callable[[Event], object]]) -> Supervision:
+    if not options.command:
+        raise BadLaunch("there is no command", advice="Write it after --, for example: hangguard run -- vllm serve M")
+    fallbacks: Permission | None = None if options.fallbacks == "none" else options.fallbacks  # type: ignore[assignment]
+    return supervise(
+        options.command,
+        engine=options.engine,
+        url=options.url,
+        ready=options.ready_path,
+        fallbacks=fallbacks,
+        limits=_limits(options),
+        retry=Retry(stop=tenacity.stop_after_attempt(options.attempts)),
+        on_hang=options.on_hang,
+        run_dir=options.run_dir,
+        hooks=[lambda event: [hook(event) for hook in hooks]],
+    )
+
+
+def _limits(options: Options) -> Limits:
+    try:
+        return Limits(ready_within=options.ready_within, patience=options.patience)
+    except ValueError as wrong:
+        raise BadLaunch(str(wrong)) from wrong
+
+
+def _open_outlets(
+    options: Options, supervision: Supervision, hooks: list[Callable[[Event], object]], outlets: ExitStack
+) -> Terminal:
+    """Who gets to read what: the events where asked, else a live line on a terminal, else the server's log."""
+    terminal = Terminal(quiet=options.quiet, events_on_stdout=options.events == "-", supervision=supervision)
+    hooks.append(terminal.tell)
+    if options.events is not None:
+        writer = EventWriter(options.events)
+        hooks.append(writer)
+        outlets.callback(writer.close)
+    if not options.quiet and not terminal.is_live:
+        known = secrets_of(supervision.launch)
+        follower = LogFollower(sys.stderr if options.events == "-" else sys.stdout, known)
+        terminal.follower = follower
+        outlets.callback(follower.close)
+    return terminal
+
+
+async def _until_the_end(supervision: Supervision, terminal: Terminal) -> tuple[BaseException | None, Attempt | None]:
+    """Serve until the server ends or a signal asks; the second signal ends the grace, not the proof."""
+    failure: BaseException | None = None
+    async with anyio.create_task_group() as group:
+        asked = anyio.CancelScope()
+        group.start_soon(_listen_to_signals, asked, supervision, terminal)
+        group.start_soon(terminal.show)
+        with asked:
+            try:
+                async with supervision as server:
+                    await server.wait()
+            except Exception as error:  # noqa: BLE001 - told and turned into an exit code by the caller
+                failure = error
+        group.cancel_scope.cancel()
+    history = supervision.history
+    return failure, history[-1] if history else None
+
+
+async def _listen_to_signals(asked: anyio.CancelScope, supervision: Supervision, terminal: Terminal) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for number in signals:
+            if asked.cancel_called:
+                terminal.say(f"{number.name} again: no more grace; still proving that everything is gone")
+                supervision.hurry()
+            else:
+                terminal.say(f"{number.name}: stopping the server; once more ends its grace")
+                asked.cancel()
+
+
+__all__ = ["USAGE", "Options", "run_command"]

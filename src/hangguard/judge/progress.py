@@ -1,0 +1,229 @@
+"""Progress and activity: what moved between two readings.
+
+Progress is an OR over sources: something was produced. Activity (CPU time, runnable threads, GPU utilisation)
+is busy without product: it keeps a stretch from being idle, and proves nothing. The limits were measured on
+real vLLM and SGLang starts and hangs, on CPU and on a GPU: healthy starts never fell below them for a whole
+window, hung trees never rose above. See "How a verdict is reached" in the documentation.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from hangguard.facts import Gpu, Log, Sample, Tree, Unseen
+from hangguard.judge.rules import TRACKERS, matches
+
+WINDOW = 5.0
+"""Seconds over which rates are judged. Ticks of 10 ms reach 4 % of a core in 1 s where the truth is 1.5 %."""
+
+GAP = 3.0
+"""A hole between samples longer than this was not watched: no stillness is counted across it."""
+
+CPU_RATE, CPU_RATE_PER_THREAD, CPU_SLACK = 0.02, 0.0002, 0.03
+"""Of a core per process: hung processes reached 1.73 % with 100 threads (about 0.017 % a thread, polling)."""
+
+FAULT_RATE, FAULT_SLACK = 50.0, 20.0
+"""Minor faults a second over the tree: hung at most 2, idle 9; healthy with CPU and disk at least 91."""
+
+BYTE_RATE, BYTE_SLACK = 64 * 1024.0, 64 * 1024.0
+"""Bytes a second, read or written: hung at most 0.3 KiB."""
+
+RSS_STEP = 4 * 1024**2
+"""Resident memory of hung trees moved by at most 1 MiB."""
+
+GPU_MEMORY_STEP = 16 * 1024**2
+
+GPU_BUSY_PERCENT = 5.0
+
+BUSY_SHARE = 0.6
+"""Threads in R or D: in at least 88 % of the samples of 5 s of every healthy start, at most 50 % of a hang's."""
+
+DISK_WAIT = "threads in disk wait"
+
+BUSY_LOOKS = 4
+"""Fewer looks at the thread states than this within the window say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of one sample, reduced to what movement is told by."""
+
+    t: float
+    cpu: tuple[tuple[int, int, float, int], ...] = ()
+    """(pid, start time, own and reaped CPU seconds, threads) of every member."""
+    orphan_cpu: float = 0.0
+    births: int = 0
+    deaths: int = 0
+    minor_faults: int = 0
+    read_chars: int = 0
+    written_chars: int = 0
+    disk_read_bytes: int = 0
+    rss_bytes: int = 0
+    busy: Literal["", "R", "D"] | None = None
+    """Whether any thread was runnable or in disk wait; ``None``: not looked at."""
+    gpu_memory: tuple[int, ...] | None = None
+    gpu_busy: bool | None = None
+
+
+def reading_of(sample: Sample, tree: Tree) -> Reading:
+    """Reduce a sample to its counters."""
+    return Reading(
+        t=sample.t,
+        cpu=tuple((p.pid, p.started, p.cpu_seconds + p.reaped_cpu_seconds, p.threads) for p in tree.members),
+        orphan_cpu=tree.orphan_cpu_seconds,
+        births=tree.births,
+        deaths=tree.deaths,
+        minor_faults=tree.minor_faults,
+        read_chars=tree.read_chars,
+        written_chars=tree.written_chars,
+        disk_read_bytes=tree.disk_read_bytes,
+        rss_bytes=sum(p.rss_bytes for p in tree.members),
+        busy=_busy(tree),
+        gpu_memory=_gpu_memory(sample.gpus),
+        gpu_busy=_gpu_busy(sample.gpus),
+    )
+
+
+def _busy(tree: Tree) -> Literal["", "R", "D"] | None:
+    states = [p.thread_states for p in tree.members if not matches(TRACKERS, p.title)]
+    seen = "".join(s for s in states if s is not None)
+    if not states or None in states:
+        return None
+    return "D" if "D" in seen else "R" if "R" in seen else ""
+
+
+def _gpu_memory(gpus: tuple[Gpu, ...] | Unseen) -> tuple[int, ...] | None:
+    if isinstance(gpus, Unseen):
+        return None
+    used = [gpu.memory_used_bytes for gpu in gpus]
+    return tuple(u for u in used if not isinstance(u, Unseen))
+
+
+def _gpu_busy(gpus: tuple[Gpu, ...] | Unseen) -> bool | None:
+    if isinstance(gpus, Unseen):
+        return None
+    loads = [gpu.utilization_percent for gpu in gpus]
+    if any(not isinstance(load, Unseen) and load >= GPU_BUSY_PERCENT for load in loads):
+        return True
+    return None if any(isinstance(load, Unseen) for load in loads) else False
+
+
+def what_progressed(earlier: Reading, now: Reading) -> str:
+    """Return the source that shows that something was produced between the two readings; "" if none."""
+    dt = now.t - earlier.t
+    grown = {
+        "minor faults": (now.minor_faults - earlier.minor_faults, FAULT_RATE * dt + FAULT_SLACK),
+        "bytes read": (now.read_chars - earlier.read_chars, BYTE_RATE * dt + BYTE_SLACK),
+        "bytes written": (now.written_chars - earlier.written_chars, BYTE_RATE * dt + BYTE_SLACK),
+        "disk": (now.disk_read_bytes - earlier.disk_read_bytes, BYTE_RATE * dt + BYTE_SLACK),
+        "memory": (abs(now.rss_bytes - earlier.rss_bytes), RSS_STEP),
+        "a process began": (now.births - earlier.births, 0),
+        "a process ended": (now.deaths - earlier.deaths, 0),
+        "GPU memory": (_gpu_memory_step(earlier, now), GPU_MEMORY_STEP),
+    }
+    return next((source for source, (delta, allowed) in grown.items() if delta > allowed), "")
+
+
+def _gpu_memory_step(earlier: Reading, now: Reading) -> int:
+    if earlier.gpu_memory is None or now.gpu_memory is None or len(earlier.gpu_memory) != len(now.gpu_memory):
+        return 0
+    return max((abs(b - a) for a, b in zip(earlier.gpu_memory, now.gpu_memory, strict=True)), default=0)
+
+
+def what_was_active(window: tuple[Reading, ...], now: Reading) -> str:
+    """Return the source that shows that something was busy in this window; "" if none."""
+    if now.gpu_busy:
+        return "GPU busy"
+    for earlier in _ends(window):
+        if _cpu_moved(earlier, now):
+            return "CPU"
+    looks = looks_at_threads((*window, now))
+    busy = [look for look in looks if look]
+    if len(looks) >= BUSY_LOOKS and len(busy) / len(looks) > BUSY_SHARE:
+        return DISK_WAIT if busy.count("D") > len(busy) / 2 else "runnable threads"
+    return ""
+
+
+def looks_at_threads(window: tuple[Reading, ...]) -> tuple[str, ...]:
+    """Return, for every reading in which the thread states were seen, whether a thread was busy: R, D, or ""."""
+    return tuple(r.busy for r in window if r.busy is not None)
+
+
+def slide(window: tuple[Reading, ...], now: Reading) -> tuple[Reading, ...]:
+    """Return the window with the newest reading: the last seconds, but never too few to judge thread states."""
+    recent = tuple(r for r in window if r.t > now.t - WINDOW - 0.5)
+    return (*max(recent, window[-(BUSY_LOOKS - 1) :], key=len), now)
+
+
+def _cpu_moved(earlier: Reading, now: Reading) -> bool:
+    dt = now.t - earlier.t
+    before = {(pid, started): cpu for pid, started, cpu, _ in earlier.cpu}
+    for pid, started, cpu, threads in now.cpu:
+        allowed = (CPU_RATE + CPU_RATE_PER_THREAD * threads) * dt + CPU_SLACK
+        if cpu - before.get((pid, started), cpu) > allowed:
+            return True
+    return now.orphan_cpu - earlier.orphan_cpu > CPU_RATE * dt + CPU_SLACK
+
+
+def progressed_within(window: tuple[Reading, ...], now: Reading) -> str:
+    """Return what progressed since the last reading, or since the first one of the window; "" if nothing."""
+    return next((what for earlier in _ends(window) if (what := what_progressed(earlier, now))), "")
+
+
+def _ends(window: tuple[Reading, ...]) -> tuple[Reading, ...]:
+    """The newest and the oldest: a burst shows against the one, a trickle against the other."""
+    return (window[-1], window[0]) if len(window) > 1 else window
+
+
+# ------------------------------------------------------------------------------------------- the log
+
+_VARIABLE = re.compile(r"0[xX][0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+(?:[.,:]\d+)*|[\u2580-\u259f█▏▎▍▌▋▊▉ ]{2,}|#+")
+_POSITION = re.compile(r"(\d{1,3})%(?=\||\s|$)|\b(\d+)/(\d+)\b")
+
+
+def template(line: str) -> str:
+    """Return the line with everything masked that changes from one printing to the next."""
+    return _VARIABLE.sub("#", line).strip()[:400]
+
+
+def bar_position(line: str) -> float | None:
+    """Return how far a progress bar is, 0 to 1, or ``None`` where the line is not one."""
+    found = _POSITION.search(line)
+    if found is None:
+        return None
+    if found[1]:
+        return int(found[1]) / 100
+    return int(found[2]) / int(found[3]) if int(found[3]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LogMemory:
+    """The kinds of lines seen in this phase, and how far each progress bar was."""
+
+    templates: frozenset[str] = frozenset()
+    bars: tuple[tuple[str, float], ...] = ()
+
+
+def read_log(memory: LogMemory, log: Log, noise: tuple[str, ...]) -> tuple[LogMemory, str]:
+    """Return the memory after these lines, and the last line that was news; "" if none was.
+
+    News is a kind of line not seen in this phase, or a progress bar that rose. Access lines of our own
+    probes and statistics of an idle engine are not: they keep the log of a hung server growing.
+    """
+    templates, bars, news = set(memory.templates), dict(memory.bars), ""
+    for line in log.lines:
+        if not line.strip() or matches(noise, line):
+            continue
+        kind = template(line)
+        position = bar_position(line)
+        if kind not in templates or (position is not None and position > bars.get(kind, -1.0)):
+            news = line
+        templates.add(kind)
+        if position is not None:
+            bars[kind] = max(position, bars.get(kind, -1.0))
+    if not news:
+        return memory, ""
+    kept = frozenset(templates) if len(templates) <= 5000 else frozenset()
+    return LogMemory(kept, tuple(bars.items())), news

@@ -1,0 +1,253 @@
+"""Where every Python thread of the members stands, through py-spy. Only when asked: it costs tens of ms each.
+
+py-spy reads the memory of its target and never stops it (``--nonblocking``). It may itself hang, on a held
+memory-map lock for example, so each run of it is a child of our own that is killed at the deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from hangguard.facts import Process, Stack, StackFrame, ThreadStack, Unseen
+from hangguard.observe._children import Children
+from hangguard.observe.lane import Lane
+
+T = TypeVar("T")
+
+AT_ONCE = 8
+MOST_BYTES = 16 << 20
+"""A dump has some 250 bytes a frame; a larger one would take longer to read than to make."""
+MISSING = Unseen("py-spy is not installed: pip install 'hangguard[stacks]'")
+ENDED = Unseen("the process has ended")
+
+_LANE = Lane("py-spy")
+"""One for the whole program: starting a program from a dead network disk blocks, and must cost one thread."""
+_LANE_IN_USE = threading.Lock()
+
+
+async def take_stacks(
+    members: tuple[Process, ...],
+    *,
+    within: float,
+    folders: tuple[str, ...] | None = None,
+    path: str | None = None,
+) -> tuple[Stack, ...] | Unseen:
+    """Return a stack for every member, in order, after ``within`` seconds at most.
+
+    A member whose threads cannot be read carries the reason. Function names come without their class, which
+    py-spy knows from Python 3.11 on only. ``folders`` and ``path`` are where py-spy is looked for: if not
+    given, beside this interpreter and on ``PATH``.
+    """
+    tool = find_py_spy(folders, path)
+    if tool is None:
+        return MISSING
+    for_the_end = min(0.25, 0.1 * within)
+    look = _Look(tool, within - for_the_end)
+    try:
+        return await look.take(members)
+    finally:
+        await look.children.aclose(within=for_the_end)
+
+
+def find_py_spy(folders: tuple[str, ...] | None = None, path: str | None = None) -> str | None:
+    """Return the program's path: first beside this interpreter (the environment of hangguard), then ``PATH``."""
+    if folders is None:
+        folders = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))  # noqa: PTH120 - "" stays ""
+    for folder in filter(None, folders):
+        if found := shutil.which("py-spy", path=folder):
+            return found
+    return shutil.which("py-spy", path=path)
+
+
+class _Look:
+    """One look at all members, with one deadline."""
+
+    def __init__(self, tool: str, within: float) -> None:
+        self.children = Children()
+        self._tool = tool
+        self._within = within
+        self._ends_at = time.monotonic() + within
+        self._places = anyio.Semaphore(AT_ONCE)
+        self._taken: dict[tuple[int, int], Stack] = {}
+
+    async def take(self, members: tuple[Process, ...]) -> tuple[Stack, ...]:
+        # The wait channels first: microseconds, and all there is where py-spy hangs.
+        late = Unseen(f"py-spy did not answer within {self._within:.3g} s")
+        for member in members:
+            self._taken[member.identity] = Stack(
+                pid=member.pid,
+                started=member.started,
+                title=member.title,
+                threads=late,
+                wait_channel=_read_wait_channel(member),
+            )
+        with anyio.move_on_after(self._within):
+            async with anyio.create_task_group() as group:
+                for member in members:
+                    group.start_soon(self._take_one, member)
+        return tuple(self._taken[member.identity] for member in members)
+
+    async def _take_one(self, member: Process) -> None:
+        async with self._places:
+            threads: tuple[ThreadStack, ...] | Unseen = ENDED
+            is_python = True
+            if _lives(member):
+                threads = await self._threads_of(member.pid)
+                is_python = not isinstance(threads, Unseen) or await self._is_python(member.pid)
+            if not _lives(member):  # what was read may be of another process with the same pid
+                threads, is_python = ENDED, True
+            elif not is_python:
+                threads = Unseen("not a Python program")
+        stack = self._taken[member.identity]
+        self._taken[member.identity] = replace(stack, threads=threads, is_python=is_python)
+
+    async def _threads_of(self, pid: int) -> tuple[ThreadStack, ...] | Unseen:
+        argv = (self._tool, "dump", "--nonblocking", "--json", "--pid", str(pid))
+
+        def start() -> tuple[subprocess.Popen[bytes], _Output, _Output]:
+            answer, problem = _Output(), _Output()
+            child = self.children.start(
+                argv, stdin=subprocess.DEVNULL, stdout=answer.descriptor, stderr=problem.descriptor
+            )
+            return child, answer, problem
+
+        try:
+            started = await self._ask(start)
+            if isinstance(started, Unseen):
+                return started
+            child, answer, problem = started
+            code = await _wait(child)
+        except OSError as error:
+            return Unseen(f"py-spy cannot be run: {error}")
+        return _understand(answer.read()) if code == 0 else _explain(code, problem.read())
+
+    async def _is_python(self, pid: int) -> bool:
+        """Tell by the program's name or by libpython. Where it cannot be told: yes, for then it is missed."""
+        try:
+            program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - pathlib would resolve nothing more
+            if os.path.basename(program).startswith("python"):  # noqa: PTH119
+                return True
+            # This read waits for the memory-map lock. py-spy, which has just ended, did get it.
+            maps = await self._ask(Path(f"/proc/{pid}/maps").read_bytes)
+        except OSError:
+            return True
+        return isinstance(maps, Unseen) or b"/libpython" in maps
+
+    async def _ask(self, question: Callable[[], T]) -> T | Unseen:
+        """Ask in the lane: one question at a time over all looks of this program, while there is time."""
+        while True:
+            if _LANE_IN_USE.acquire(blocking=False):
+                try:
+                    answer = await _LANE.ask(question, within=self._ends_at - time.monotonic())
+                finally:
+                    _LANE_IN_USE.release()
+                if not isinstance(answer, Unseen) or time.monotonic() >= self._ends_at:
+                    return answer
+            await anyio.sleep(0.002)  # somebody else's question, or one whose look was cancelled
+
+
+class _Output:
+    """A file in memory for what a child writes: nothing has to be drained, no disk can be full.
+
+    It closes with its last reference, because a start that comes back too late has nobody to close it.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("py-spy")
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self.descriptor)
+
+    def read(self) -> bytes:
+        """Return the first ``MOST_BYTES`` and one byte more, if there are as many."""
+        return os.pread(self.descriptor, MOST_BYTES + 1, 0)
+
+
+async def _wait(child: subprocess.Popen[bytes]) -> int:
+    with contextlib.suppress(ProcessLookupError):  # reaped by somebody else: poll() knows that
+        descriptor = os.pidfd_open(child.pid)
+        try:
+            await anyio.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+    while (code := child.poll()) is None:  # noqa: ASYNC110 - a moment, between its end and its being reapable
+        await anyio.sleep(0.001)
+    return code
+
+
+def _understand(answer: bytes) -> tuple[ThreadStack, ...] | Unseen:
+    """Read the JSON of py-spy 0.4 (its struct ``StackTrace``)."""
+    if len(answer) > MOST_BYTES:
+        return Unseen(f"the dump is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        threads = [_read_thread(thread) for thread in json.loads(answer.decode(errors="replace"))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Unseen(f"py-spy's answer cannot be read: {error!r}")
+    return tuple(sorted(threads, key=lambda thread: thread.thread_id))  # the main thread first
+
+
+def _read_thread(thread: dict[str, Any]) -> ThreadStack:
+    frames = (
+        StackFrame(
+            function=str(frame["name"]).rpartition(".")[2],
+            file=str(frame["filename"]),
+            line=int(frame["line"]),
+        )
+        for frame in thread["frames"]
+    )
+    return ThreadStack(
+        name=thread["thread_name"] or "",
+        thread_id=int(thread["os_thread_id"] or thread["thread_id"]),
+        active=bool(thread["active"]),
+        frames=tuple(frames),
+    )
+
+
+def _explain(code: int, problem: bytes) -> Unseen:
+    """Make a sentence for people from the first line of py-spy's error. Nothing is decided by it."""
+    text = problem.decode(errors="replace").strip()
+    if text.lower().startswith("permission denied"):
+        return Unseen("py-spy may not read this process: another user's, or ptrace is restricted here")
+    first = text.partition("\n")[0].removeprefix("Error:").strip()
+    return Unseen(f"py-spy: {first}" if first else f"py-spy ended with code {code}")
+
+
+def _read_wait_channel(member: Process) -> str | Unseen:
+    if not _lives(member):
+        return ENDED
+    try:
+        os.readlink(f"/proc/{member.pid}/exe")  # noqa: PTH115 - the same permission; wchan itself would only say "0"
+    except PermissionError:
+        return Unseen("not permitted")
+    except OSError:
+        pass  # a kernel thread has no program
+    try:
+        channel = Path(f"/proc/{member.pid}/wchan").read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        return Unseen(f"wchan: {error.strerror}")
+    return "" if channel == "0" else channel
+
+
+def _lives(member: Process) -> bool:
+    """Tell whether the pid still is this member. Fields 3 and 22 of proc_pid_stat(5): state, start time."""
+    try:
+        stat = Path(f"/proc/{member.pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[19]) == member.started

@@ -1,0 +1,103 @@
+"""Where a run keeps its files: log, evidence, events. Private to the user, links never followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from hangguard.redact import redact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """The folder of one run; ``path`` is ``None`` where none could be made."""
+
+    run_id: str
+    path: str | None
+    lost: tuple[str, ...] = ()
+    """What could not be had, each with its consequence, in sentences."""
+    known_secrets: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def file(self, name: str) -> str | None:
+        """Return the path of a file in the folder."""
+        return os.path.join(self.path, name) if self.path else None  # noqa: PTH118 - plain strings travel
+
+    def write_json(self, name: str, document: Any, *, known: frozenset[str] = frozenset()) -> str | None:
+        """Write a document, secrets out, mode 0600; return its path, or ``None`` where there is no folder.
+
+        Raises :class:`OSError` when the folder cannot be written any more.
+        """
+        path = self.file(name)
+        if path is None:
+            return None
+        text = json.dumps(redact(document, known=self.known_secrets | known), indent=1, ensure_ascii=True, default=str)
+        write_private(path, text.encode())
+        return path
+
+
+def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozenset[str] = frozenset()) -> RunFolder:
+    """Make the folder of a new run: below ``run_dir``, else the user's state folder, else a temporary one.
+
+    Never raises: a machine without a writable place gives a run without files, and says what is lost.
+    """
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    lost: list[str] = []
+    for base in _bases(run_dir):
+        try:
+            return RunFolder(run_id=run_id, path=_make(base, run_id), lost=tuple(lost), known_secrets=known)
+        except OSError as problem:
+            lost.append(f"{base} cannot be used ({problem.strerror or problem})")
+    try:
+        path = tempfile.mkdtemp(prefix="hangguard-")
+        lost.append(f"the files of this run are in {path}, which may not outlive the machine's next start")
+        return RunFolder(run_id=run_id, path=path, lost=tuple(lost), known_secrets=known)
+    except OSError as problem:
+        lost.append(f"there is no temporary folder either ({problem.strerror or problem}): this run has no log")
+    return RunFolder(run_id=run_id, path=None, lost=tuple(lost), known_secrets=known)
+
+
+def _bases(run_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
+    if run_dir is not None:
+        return (Path(run_dir),)
+    try:
+        return (Path(platformdirs.user_state_dir("hangguard", appauthor=False)) / "runs",)
+    except (OSError, RuntimeError):  # no home folder at all
+        return ()
+
+
+def _make(base: Path, run_id: str) -> str:
+    """A folder of ours that others cannot enter; a planted link is refused by mkdir."""
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = base / run_id
+    path.mkdir(mode=0o700)
+    return str(path.absolute())
+
+
+def write_private(path: str, content: bytes) -> None:
+    """Write a file whole, mode 0600, in place of an older one; a link in its place is replaced, not followed."""
+    folder, name = os.path.split(path)
+    part = os.path.join(folder, f".{name}.part-{os.getpid()}-{secrets.token_hex(4)}")  # noqa: PTH118
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as out:
+            out.write(content)
+        os.replace(part, path)  # noqa: PTH105
+    except BaseException:
+        os.unlink(part)  # noqa: PTH108 - the part file that we made ourselves a moment ago
+        raise
+
+
+def tail_of(path: str, *, lines: int = 60, at_most: int = 65536) -> tuple[str, ...]:
+    """Return the last lines of a log. Raises :class:`OSError` when it cannot be read."""
+    with open(path, "rb") as log:  # noqa: PTH123
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - at_most))
+        return tuple(log.read(at_most).decode(errors="replace").replace("\r", "\n").splitlines()[-lines:])

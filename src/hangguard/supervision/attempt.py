@@ -1,0 +1,316 @@
+"""One launch: spawn, observe, judge until there is a verdict; always stopped, always released with proof."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from hangguard.act.spawn import Guarded
+from hangguard.errors import PortInUse
+from hangguard.facts import (
+    AppliedChange,
+    Attempt,
+    Diagnosis,
+    Exited,
+    Expired,
+    Gpu,
+    Launch,
+    Ready,
+    Release,
+    Sample,
+    Stuck,
+    Unseen,
+    Verdict,
+)
+from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start, step
+from hangguard.observe import Target
+from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
+from hangguard.supervision.evidence import read_tail, write_evidence
+from hangguard.supervision.run import Run, Watcher
+
+PERIOD = 1.0
+"""Seconds between samples."""
+
+PERIOD_AT_END = 0.25
+"""The same once the launched process has ended."""
+
+KEPT_SAMPLES = 180
+
+EVIDENCE_WITHIN = 8.0
+"""Seconds that gathering evidence may take before the stop goes on without it."""
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What the handle asks of the story; the story's own task reads it."""
+
+    stop_because: str = ""
+    restart: bool = False
+    grace: float | None = None
+    changed: anyio.Event = field(default_factory=anyio.Event)
+
+    def wake(self) -> None:
+        """Make the watch look at the wishes now."""
+        self.changed.set()
+
+
+@dataclass(slots=True)
+class RunningAttempt:
+    """One launch that is being watched. Made by :func:`attempting`, owned by one task."""
+
+    run: Run
+    number: int
+    launch: Launch
+    changes: tuple[AppliedChange, ...]
+    guarded: Guarded
+    watcher: Watcher
+    memory: Memory
+    wishes: Wishes
+    started_at: float
+    log_path: str | None
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+    settled: Verdict | None = None
+    settled_at: float = 0.0
+    last_movement_at: float = 0.0
+    was_ready: bool = False
+    diagnosis: Diagnosis = Diagnosis()
+    evidence_path: str | None = None
+    release: Release | None = None
+    stopped_because: str = ""
+    log_tail: tuple[str, ...] = ()
+    shm_before: frozenset[str] = frozenset()
+    _told_guardian: bool = False
+
+    async def until_settled(self) -> Verdict:
+        """Watch until the server is ready, or the attempt is over; return that verdict."""
+        while True:
+            verdict = await self.look()
+            if isinstance(verdict, (Ready, Exited, Expired)) or (
+                isinstance(verdict, Stuck) and self.run.on_hang == "act"
+            ):
+                return self._settle(verdict)
+            if self.wishes.stop_because or self.wishes.restart:
+                return self._settle(verdict)
+            await self._pause()
+
+    async def until_lost(self) -> Verdict:
+        """Watch a ready server until it ends, or is asked to."""
+        while not (self.wishes.stop_because or self.wishes.restart):
+            await self._pause()
+            verdict = await self.look()
+            if not isinstance(verdict, Ready):
+                return self._settle(verdict)
+        return self.memory.verdict
+
+    async def look(self) -> Verdict:
+        """Take one sample, judge it, and tell what changed."""
+        before = self.memory
+        sample = await self.watcher.take_sample(next_ask(before))
+        self.samples.append(sample)
+        self.memory = step(before, sample)
+        if not isinstance(sample.tree, Unseen):
+            self.guarded.remember(p.identity for p in sample.tree.members)
+        self._tell_changes(before, sample.t)
+        return self.memory.verdict
+
+    def record(self) -> Attempt:
+        """Return the attempt as a frozen record."""
+        verdict = self.settled or self.memory.verdict
+        exit_ = self.guarded.exit
+        return Attempt(
+            number=self.number,
+            launch=self.launch,
+            changes=self.changes,
+            verdict=verdict,
+            started_at=self.started_at,
+            last_movement_at=self.last_movement_at or self.memory.last_movement_at,
+            settled_at=self.settled_at or self.memory.now,
+            was_ready=self.was_ready,
+            fallbacks=tuple(change.name for change in self.changes),
+            diagnosis=self.diagnosis,
+            release=self.release,
+            exit_code=exit_.code if exit_ is not None and isinstance(exit_.code, int) else None,
+            log_path=self.log_path,
+            evidence_path=self.evidence_path,
+            log_tail=self.log_tail,
+            stopped_because=self.stopped_because,
+        )
+
+    async def end(self) -> None:
+        """Keep the evidence, stop everything, prove the release. Bounded; call it shielded."""
+        await self._keep_evidence()
+        alive = self.guarded.exit is None or not isinstance(self.settled, Exited)
+        self.stopped_because = self.stopped_because or self._why_stopped()
+        if alive:
+            self._tell(Stopping(t=self._now(), attempt=self.number, why=self.stopped_because))
+        limits = self.run.limits
+        grace = limits.stop_grace if self.wishes.grace is None else self.wishes.grace
+        stopped = await self.guarded.stop(grace=grace)
+        self.release = await self.run.world.prove_release(
+            port=self.launch.port,
+            members=self.guarded.members,
+            stopped=stopped,
+            gpu_baseline=self.samples[0].gpus if self.samples else Unseen("no sample was taken"),
+            look_at_gpus=self._look_at_gpus,
+            who_listens=self.run.world.who_listens,
+            shm_before=self.shm_before,
+            within=limits.release_within,
+            clock=self.run.world.clock,
+        )
+        self.log_tail = await read_tail(self.log_path)
+        self._tell(Released(t=self._now(), attempt=self.number, release=self.release))
+
+    def _settle(self, verdict: Verdict) -> Verdict:
+        self.settled, self.settled_at = verdict, self._now()
+        self.last_movement_at = self.memory.last_movement_at
+        self.was_ready = self.was_ready or self.memory.ready_at is not None
+        self.diagnosis = diagnose_memory(self.memory)
+        return verdict
+
+    def _why_stopped(self) -> str:
+        if self.wishes.stop_because:
+            return self.wishes.stop_because
+        if self.wishes.restart:
+            return "a restart was asked for"
+        if isinstance(self.settled, Exited):
+            return ""
+        if self.settled is not None and not isinstance(self.settled, Ready):
+            return f"{self.settled.verdict}: {self.settled.why}"
+        return "asked"
+
+    def _tell_changes(self, before: Memory, t: float) -> None:
+        for i in range(max(len(before.phases), 1), len(self.memory.phases)):
+            (previous, _), (phase, at) = self.memory.phases[i - 1 : i + 1]
+            self._tell(PhaseChanged(t=at, attempt=self.number, phase=phase, previous=previous))
+        old, new = before.verdict, self.memory.verdict
+        if before.last is None or (type(old), old.kind) != (type(new), new.kind):
+            self._tell(VerdictChanged(t=t, attempt=self.number, verdict=new))
+        if not self.guarded.guardian_alive and not self._told_guardian:
+            self._told_guardian = True
+            text = "the guardian died; this program ends the server itself, but nobody does if it dies too"
+            self._tell(Notice(t=t, attempt=self.number, text=text))
+
+    async def _pause(self) -> None:
+        """Sleep until the next sample is due; an exit or a wish ends it."""
+        if self.guarded.exit is not None:
+            await anyio.sleep(PERIOD_AT_END)
+            return
+        last = self.samples[-1].t if self.samples else self._now()
+        with anyio.move_on_after(max(0.05, last + PERIOD - self._now())):
+            await first_of(self.guarded.wait_exit, self.wishes.changed.wait)
+
+    async def _look_at_gpus(self) -> tuple[Gpu, ...] | Unseen:
+        return (await self.watcher.take_sample()).gpus
+
+    async def _keep_evidence(self) -> None:
+        if self.settled is None or isinstance(self.settled, Ready):
+            return
+        with anyio.move_on_after(EVIDENCE_WITHIN):
+            self.log_tail = await read_tail(self.log_path)
+            self.evidence_path = await write_evidence(self.run.folder, self.record(), tuple(self.samples))
+
+    def _now(self) -> float:
+        return self.run.world.clock()
+
+    def _tell(self, event: Event) -> None:
+        self.run.announcer.tell(event)
+
+
+@asynccontextmanager
+async def attempting(
+    run: Run,
+    launch: Launch,
+    changes: tuple[AppliedChange, ...],
+    *,
+    number: int,
+    deadline: float,
+    wishes: Wishes,
+) -> AsyncIterator[RunningAttempt]:
+    """Start one launch; on leaving, keep the evidence, stop it, and prove its release.
+
+    Raises :class:`~hangguard.errors.PortInUse`, ``CommandNotFound``, ``CommandNotExecutable`` or
+    ``GuardianFailed`` when nothing could be started.
+    """
+    world = run.world
+    await refuse_a_taken_port(run, launch)
+    shm_before = names_in_shm()
+    started_at = world.clock()
+    log_path = run.folder.file(f"attempt-{number}.log")
+    async with world.guarded(
+        argv=launch.argv,
+        env=run.environment(launch),
+        cwd=launch.cwd,
+        log_path=log_path,
+        lock_path=run.folder.file("lock"),
+        death_grace=run.limits.death_grace,
+        on_death=run.on_death,
+        pristine=run.pristine,
+        clock=world.clock,
+    ) as guarded:
+        run.announcer.tell(Launched(t=world.clock(), attempt=number, pid=guarded.pid, argv=launch.argv))
+        async with world.observe(target_of(run, launch, guarded, log_path)) as watcher:
+            attempt = RunningAttempt(
+                run=run,
+                number=number,
+                launch=launch,
+                changes=changes,
+                guarded=guarded,
+                watcher=watcher,
+                memory=start(rules_for(run.engine, launch, run.limits, deadline=deadline)),
+                wishes=wishes,
+                started_at=started_at,
+                log_path=log_path,
+                shm_before=shm_before,
+            )
+            try:
+                yield attempt
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await attempt.end()
+
+
+def target_of(run: Run, launch: Launch, guarded: Guarded, log_path: str | None) -> Target:
+    """Return what the probes must know of this attempt."""
+    return Target(
+        guardian_pid=guarded.guardian_pid,
+        root=(guarded.pid, guarded.started),
+        log_path=log_path,
+        launch=launch,
+        health_path=run.engine.health_path,
+        request=run.engine.ready(launch) if run.engine.ready else None,
+        ready=run.ready,
+        exit_of=lambda: guarded.exit,
+        probe_within=run.limits.probe_within,
+        clock=run.world.clock,
+    )
+
+
+async def refuse_a_taken_port(run: Run, launch: Launch) -> None:
+    """Refuse when somebody listens where the server would answer: his answers would pass for ours."""
+    listener = await run.world.who_listens(launch.port)
+    if listener is not None and not isinstance(listener, Unseen):
+        raise PortInUse(launch.port, listener)
+
+
+def names_in_shm() -> frozenset[str]:
+    """Return what lies in /dev/shm now."""
+    with suppress(OSError):
+        return frozenset(path.name for path in Path("/dev/shm").iterdir())  # noqa: S108 - only listed
+    return frozenset()
+
+
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Return when the first of these waits has ended; the others are cancelled."""
+    async with anyio.create_task_group() as group:
+
+        async def one(wait: Callable[[], Awaitable[object]]) -> None:
+            await wait()
+            group.cancel_scope.cancel()
+
+        for wait in waits:
+            group.start_soon(one, wait)

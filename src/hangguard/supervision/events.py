@@ -1,0 +1,163 @@
+"""What happened, as frozen values: to hooks, to subscribers, and as JSON lines.
+
+Every event says when (monotonic seconds) and in which attempt (from 1). ``as_json`` gives the form that
+``hangguard run --events`` writes; new keys and new events may come, none of these goes within one schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from hangguard.facts import Alters, AppliedChange, Phase, Release, Verdict
+from hangguard.redact import redact, redact_argv
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What every event carries."""
+
+    event: ClassVar[str] = ""
+    t: float
+    attempt: int
+
+    def details(self) -> dict[str, Any]:
+        """Return the event's own keys, as plain values."""
+        return {key: value for key, value in asdict(self).items() if key not in {"t", "attempt"}}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as plain values, secrets out."""
+        head = {"schema": SCHEMA, "event": self.event, "t": round(self.t, 3), "attempt": self.attempt}
+        return {**head, **redact(self.details())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched(Happened):
+    """A server process was started."""
+
+    event: ClassVar[str] = "launched"
+    pid: int
+    argv: tuple[str, ...]
+
+    def details(self) -> dict[str, Any]:
+        """Return pid and argv."""
+        return {"pid": self.pid, "argv": list(redact_argv(self.argv))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChanged(Happened):
+    """Start-up has come to another phase."""
+
+    event: ClassVar[str] = "phase"
+    phase: Phase
+    previous: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictChanged(Happened):
+    """The class or kind of the verdict changed."""
+
+    event: ClassVar[str] = "verdict"
+    verdict: Verdict
+
+    def details(self) -> dict[str, Any]:
+        """Return the verdict's name and numbers."""
+        v = self.verdict
+        return {
+            "verdict": v.verdict,
+            "kind": v.kind,
+            "phase": v.phase,
+            "still_for": round(v.still_for, 2),
+            "unseen": list(v.unseen),
+            "why": v.why,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackChosen(Happened):
+    """The next launch differs by this change."""
+
+    event: ClassVar[str] = "fallback"
+    name: str
+    change: str
+    alters: Alters
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping(Happened):
+    """The server is being stopped."""
+
+    event: ClassVar[str] = "stopping"
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(Happened):
+    """What is left of the attempt."""
+
+    event: ClassVar[str] = "released"
+    release: Release
+
+    def details(self) -> dict[str, Any]:
+        """Return the answer, what is left, and the files that appeared meanwhile."""
+        return {
+            "released": self.release.answer,
+            "left_behind": list(self.release.left_behind),
+            "items": [asdict(item) for item in self.release.items],
+            "files": list(self.release.unattributed_files),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BecameReady(Happened):
+    """The server has answered."""
+
+    event: ClassVar[str] = "ready"
+    url: str
+    changes: tuple[AppliedChange, ...]
+
+    def details(self) -> dict[str, Any]:
+        """Return the URL and how what runs differs from what was asked for."""
+        return {"url": self.url, "changes": [asdict(change) for change in self.changes]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp(Happened):
+    """No further attempt is made."""
+
+    event: ClassVar[str] = "gave_up"
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Happened):
+    """The supervision is over."""
+
+    event: ClassVar[str] = "ended"
+    exit_code: int | None
+    left_behind: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Happened):
+    """Something a person should know: what could not be done, and what is lost by it."""
+
+    event: ClassVar[str] = "notice"
+    text: str
+
+
+Event: TypeAlias = (
+    Launched
+    | PhaseChanged
+    | VerdictChanged
+    | FallbackChosen
+    | Stopping
+    | Released
+    | BecameReady
+    | GivenUp
+    | Ended
+    | Notice
+)

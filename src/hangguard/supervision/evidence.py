@@ -1,0 +1,84 @@
+"""What is kept of an attempt that did not go well: the record, the timeline, the stacks, the end of the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hangguard.facts import Attempt, Judged, Launch, Sample, Unseen
+from hangguard.observe.lane import Lane
+from hangguard.redact import redact_argv, secrets_of
+from hangguard.store import RunFolder, tail_of
+
+log = logging.getLogger("hangguard")
+
+WITHIN = 3.0
+"""Seconds that a disk may take before the evidence is given up: a full or wedged disk must not hold a stop."""
+
+
+async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sample, ...]) -> str | None:
+    """Write the evidence file of an attempt; return its path, or ``None`` where that was not possible."""
+    document = {"schema": 1, "attempt": as_plain(attempt), "samples": as_plain(samples)}
+    known = folder.known_secrets | secrets_of(attempt.launch)
+    lane = Lane("hangguard-evidence")
+    try:
+        done = await lane.ask(
+            lambda: folder.write_json(f"attempt-{attempt.number}.evidence.json", document, known=known), within=WITHIN
+        )
+    except OSError as problem:
+        log.warning("the evidence of attempt %d could not be written: %s", attempt.number, problem)
+        return None
+    finally:
+        lane.close()
+    if isinstance(done, Unseen):
+        log.warning("the evidence of attempt %d could not be written: %s", attempt.number, done.reason)
+        return None
+    return done
+
+
+async def read_tail(log_path: str | None) -> tuple[str, ...]:
+    """Return the end of the log, or one line that says why there is none."""
+    if log_path is None:
+        return ("(this run has no log)",)
+    lane = Lane("hangguard-tail")
+    try:
+        tail = await lane.ask(lambda: tail_of(log_path), within=WITHIN)
+    except OSError as problem:
+        return (f"(the log cannot be read: {problem})",)
+    finally:
+        lane.close()
+    return (f"(the log cannot be read: {tail.reason})",) if isinstance(tail, Unseen) else tail
+
+
+def as_plain(value: object) -> Any:
+    """Return facts as JSON-like values: a verdict by its name, what is unseen with its reason."""
+    if isinstance(value, Unseen):
+        return {"unseen": value.reason}
+    if isinstance(value, Launch):
+        return _launch(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}
+        return {"verdict": value.verdict, **plain} if isinstance(value, Judged) else plain
+    if isinstance(value, (tuple, list, frozenset)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def _launch(launch: Launch) -> dict[str, Any]:
+    """The environment stays out, all but the names that steer an engine."""
+    steering = ("CUDA_", "NCCL_", "VLLM_", "SGLANG_", "SGL_", "TORCH_", "PYTORCH_", "GLOO_", "HF_", "TRITON_")
+    return {
+        "argv": list(redact_argv(launch.argv)),
+        "cwd": launch.cwd,
+        "engine": launch.engine,
+        "version": launch.version,
+        "url": launch.url,
+        "model": launch.model,
+        "ranks": launch.ranks,
+        "notes": list(launch.notes),
+        "environment": {name: value for name, value in launch.env if name.startswith(steering)},
+    }

@@ -1,0 +1,96 @@
+"""What one call of ``supervise`` was asked for, and the seams through which it touches the world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from hangguard.act.spawn import Guarded, guarded
+from hangguard.act.stop import prove_release
+from hangguard.engines.base import Engine
+from hangguard.facts import Ask, Fallback, Launch, Limits, Listener, Sample, Unseen
+from hangguard.observe import Observer, Target
+from hangguard.observe.lane import Lane
+from hangguard.observe.ports import who_listens
+from hangguard.store import RunFolder
+from hangguard.supervision.announcer import Announcer
+from hangguard.supervision.retry import Retry
+
+LOOK_WITHIN = 5.0
+
+OnHang: TypeAlias = Literal["act", "report"]
+OnDeath: TypeAlias = Literal["stop", "keep"]
+ReadyCheck: TypeAlias = "str | Callable[[str], object] | None"
+
+
+class Watcher(Protocol):
+    """What an attempt asks of its observer."""
+
+    async def take_sample(self, ask: Ask = ...) -> Sample:
+        """Look at every source once."""
+        ...
+
+
+async def look_who_listens(port: int) -> Listener | Unseen | None:
+    """Return who listens on a port, in a thread of our own."""
+    lane = Lane("hangguard-port")
+    try:
+        return await lane.ask(lambda: who_listens(port), within=LOOK_WITHIN)
+    except OSError as problem:
+        return Unseen(str(problem))
+    finally:
+        lane.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The seams: tests put scripted ones in their place."""
+
+    clock: Callable[[], float] = time.monotonic
+    guarded: Callable[..., AbstractAsyncContextManager[Guarded]] = guarded
+    observe: Callable[[Target], AbstractAsyncContextManager[Watcher]] = Observer
+    who_listens: Callable[[int], Awaitable[Listener | Unseen | None]] = look_who_listens
+    prove_release: Callable[..., Awaitable[Any]] = prove_release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One supervision: everything that stays the same over its attempts."""
+
+    launch: Launch
+    engine: Engine
+    limits: Limits
+    retry: Retry
+    fallbacks: tuple[Fallback, ...] = ()
+    retry_hangs: bool = False
+    """Whether one unchanged retry of a hang is allowed that no fallback answers."""
+    ready: ReadyCheck = None
+    on_hang: OnHang = "act"
+    on_death: OnDeath = "stop"
+    pristine: bool = False
+    folder: RunFolder
+    announcer: Announcer
+    world: World = field(default_factory=World)
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """Return the environment that the server gets."""
+        added = {} if self.pristine else additions(self.folder.run_id, self.engine)
+        return {**added, **launch.environment()}
+
+
+def additions(run_id: str, engine: Engine) -> Mapping[str, str]:
+    """Return what hangguard adds to the environment; what the caller set himself goes before.
+
+    They change no function of the server: the run's id, titles that leave the environment area alone
+    (setproctitle), Python stacks on a fatal signal, and unbuffered output, so that the log is current.
+    """
+    return {
+        "HANGGUARD_RUN_ID": run_id,
+        "SPT_NOENV": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        **dict(engine.environment),
+    }

@@ -1,0 +1,282 @@
+"""The blocking face: ``with`` gives a :class:`Server`; every method is one call through a portal.
+
+The event loop runs in a thread of its own, so the blocking face also works inside a running loop, nested, and
+from several threads. A forked child of the program has no such thread: it gets a clear error instead of a
+hang, and leaving the block does nothing there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from hangguard.engines.base import Engine
+from hangguard.errors import WrongProcess
+from hangguard.facts import AppliedChange, Attempt, Diagnosis, Fallback, Launch, Limits, Permission, Release, Sample
+from hangguard.judge import permitted
+from hangguard.launching import read_command
+from hangguard.redact import secrets_of
+from hangguard.store import open_run_folder
+from hangguard.supervision.announcer import Announcer, Hook
+from hangguard.supervision.events import Event
+from hangguard.supervision.handle import AsyncServer, AsyncSupervision
+from hangguard.supervision.retry import Retry
+from hangguard.supervision.run import OnDeath, OnHang, ReadyCheck, Run
+
+T = TypeVar("T")
+
+
+def supervise(
+    command: str | Sequence[str],
+    *,
+    engine: str | Engine | None = None,
+    url: str | None = None,
+    ready: ReadyCheck = None,
+    fallbacks: Permission | Sequence[Fallback] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    limits: Limits | None = None,
+    retry: Retry | None = None,
+    on_hang: OnHang = "act",
+    on_death: OnDeath = "stop",
+    pristine: bool = False,
+    run_dir: str | os.PathLike[str] | None = None,
+    hooks: Sequence[Hook] = (),
+) -> Supervision:
+    """Start a server and get back one that answers, or the reason why it does not.
+
+    ``command`` is a list of words, or a string that is split as a shell would and never given to one;
+    ``{port}`` in it is filled with a free port. Nothing is started before the block is entered.
+
+    :param engine: ``"sglang"``, ``"vllm"``, ``"generic"``, or an :class:`Engine`; ``None``: read from the command.
+    :param url: where it will answer, for a command that does not tell (``generic``).
+    :param ready: a path (GET, any 2xx) or a callable that is given the URL; ``None``: a real request in the
+        engine's own way.
+    :param fallbacks: ``None``: relaunch nothing changed; ``"auto"``: changes that alter speed at most; ``"any"``:
+        also those that may alter results; or your own.
+    :param env: the whole environment of the server, as for :class:`subprocess.Popen`; ``None``: this one.
+    :param on_hang: ``"act"`` (evidence, stop, perhaps relaunch) or ``"report"`` (tell, touch nothing).
+    :param on_death: what becomes of the server when this program dies: ``"stop"`` or ``"keep"``.
+    :param pristine: add nothing to the server's environment.
+    :param run_dir: where the run's folder is made; ``None``: the user's state folder.
+    :param hooks: callables that take one :class:`Event`; called in order, in a thread of their own.
+
+    Raises :class:`BadLaunch`, :class:`CommandNotFound` or :class:`CommandNotExecutable` at once. Entering the
+    block raises :class:`GaveUp` when no attempt became ready, and :class:`Refused` when nothing could start.
+    """
+    launch, known_engine = read_command(command, engine=engine, url=url, env=env, cwd=cwd)
+    folder = open_run_folder(run_dir, secrets_of(launch))
+    run = Run(
+        launch=launch,
+        engine=known_engine,
+        limits=limits or Limits(),
+        retry=retry or Retry(),
+        fallbacks=permitted(fallbacks, known_engine.fallbacks),
+        retry_hangs=isinstance(fallbacks, str),
+        ready=ready,
+        on_hang=on_hang,
+        on_death=on_death,
+        pristine=pristine,
+        folder=folder,
+        announcer=Announcer(hooks),
+    )
+    return Supervision(run)
+
+
+class Server:
+    """A server that has answered; the blocking twin of :class:`AsyncServer`, name by name.
+
+    When the server is lost while your code runs, the next call here raises, and leaving the block raises
+    unless your code already did.
+    """
+
+    def __init__(self, server: AsyncServer, portal: BlockingPortal) -> None:
+        self._server = server
+        self._portal = portal
+        self._owner = os.getpid()
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a trailing slash."""
+        return self._server.url
+
+    @property
+    def launch(self) -> Launch:
+        """What really runs, or ran last."""
+        return self._server.launch
+
+    @property
+    def changes(self) -> tuple[AppliedChange, ...]:
+        """How what runs differs from what was asked for; empty: it does not."""
+        return self._server.changes
+
+    @property
+    def attempt(self) -> Attempt:
+        """A record of the attempt that runs, or ran last."""
+        return self._server.attempt
+
+    @property
+    def history(self) -> tuple[Attempt, ...]:
+        """The attempts before this one, oldest first; after the end, all of them."""
+        return self._server.history
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The diagnosis of the last attempt that did not go well."""
+        return self._server.diagnosis
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the launched process; ``None`` between two attempts."""
+        return self._server.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code as :class:`subprocess.Popen` gives it; ``None`` while it runs, or if it cannot be known."""
+        return self._server.returncode
+
+    def poll(self) -> int | None:
+        """Return :attr:`returncode`."""
+        return self._server.poll()
+
+    def terminate(self) -> None:
+        """Ask for the stop, with the usual grace, and do not wait for it."""
+        self._call_plain(self._server.terminate)
+
+    def kill(self) -> None:
+        """Ask for the stop without grace, and do not wait for it."""
+        self._call_plain(self._server.kill)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until the server has ended and was released; return its exit code.
+
+        Raises :class:`TimeoutError` after ``timeout`` seconds.
+        """
+        return self._call(self._server.wait, timeout)
+
+    def stop(self) -> Release | None:
+        """Stop the server and everything of it; return the proof.
+
+        Raises :class:`LeftBehind` when something of it cannot be ended.
+        """
+        return self._call(self._server.stop)
+
+    def restart(self) -> None:
+        """Stop the server and start the same launch again; return when it has answered."""
+        return self._call(self._server.restart)
+
+    def sample(self) -> Sample:
+        """Return the newest sample, at most about a second old. Raises what ended the server, if it is lost."""
+        return self._call(self._server.sample)
+
+    def events(self) -> Iterator[Event]:
+        """Return the events from now on, as an iterator that ends with the supervision."""
+        subscription = self._call_plain(self._server.events)
+        return iter(lambda: self._call(subscription.next_or_none), None)
+
+    def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        _only_here(self._owner)
+        outcome: T = self._portal.call(method, *args)
+        return outcome
+
+    def _call_plain(self, method: Callable[[], T]) -> T:
+        _only_here(self._owner)
+        return self._portal.call(method)
+
+
+class Supervision(AsyncSupervision):
+    """A server to be: ``with`` gives a :class:`Server`, ``async with`` an :class:`AsyncServer`; entered once.
+
+    In a notebook, where no block spans two cells, use :meth:`start` and :meth:`close`.
+    """
+
+    _owner: int | None = None
+    _portal_context: AbstractContextManager[BlockingPortal]
+    _portal: BlockingPortal
+
+    def __enter__(self) -> Server:
+        """Start the server; return when it has answered. See :func:`supervise` for what it raises."""
+        self._owner = os.getpid()
+        self._portal_context = start_blocking_portal("asyncio")
+        self._portal = self._portal_context.__enter__()
+        entered: Future[AsyncServer] = Future()
+        self._block = self._portal.start_task_soon(self._hold, entered)
+        try:
+            server = entered.result()
+        except BaseException as error:
+            self._close_portal(error)
+            raise
+        return Server(server, self._portal)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the server, with proof. The body's exception goes on as it is. Nothing in a forked child."""
+        if self._owner != os.getpid():
+            return
+        self._close_portal(error)
+
+    def start(self) -> Server:
+        """Enter the block; :meth:`close` leaves it."""
+        return self.__enter__()
+
+    def close(self) -> None:
+        """Leave the block that :meth:`start` entered. Closing twice does nothing."""
+        if self._owner is not None and not self._block.done():
+            self.__exit__(None, None, None)
+
+    # ------------------------------------------------------------------------------------ below
+
+    async def _hold(self, entered: Future[AsyncServer]) -> None:
+        """Enter and leave the asynchronous block in one task: its cancel scopes demand it."""
+        self._leave_now = anyio.Event()
+        with anyio.CancelScope() as self._starting:
+            try:
+                server = await self.__aenter__()
+            except Exception as error:
+                entered.set_exception(error)
+                raise
+        if self._starting.cancelled_caught:
+            return
+        entered.set_result(server)
+        try:
+            await self._leave_now.wait()
+        except BaseException as error:  # the loss of the server cancels the body, and this is the body
+            if not await self.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await self.__aexit__(None, None, None)
+
+    def _close_portal(self, error: BaseException | None) -> None:
+        """Leave the block and wait for the proof. Ctrl-C meanwhile ends the grace, not the proof."""
+        interrupted: KeyboardInterrupt | None = None
+        asked: Future[None] | None = None
+        while not self._block.done():
+            try:
+                asked = asked or self._portal.start_task_soon(self._begin_to_leave)
+                wait([self._block])
+            except KeyboardInterrupt as again:
+                interrupted = again
+                self.hurry()
+        self._portal_context.__exit__(None, None, None)
+        failure = self._block.exception()
+        if interrupted is not None:
+            raise interrupted
+        if failure is not None and error is None:
+            raise failure
+
+    def _begin_to_leave(self) -> None:
+        self._leave_now.set()
+        self._starting.cancel()  # no effect once the block is entered
+
+
+def _only_here(owner: int) -> None:
+    if owner != os.getpid():
+        raise WrongProcess(owner, os.getpid())

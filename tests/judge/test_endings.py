@@ -1,0 +1,114 @@
+"""Why it ended: exit codes lie, so members and their words go first. Logs are those of real servers."""
+
+import re
+
+import pytest
+
+from hangguard.facts import Departed, Exit, Unseen
+from hangguard.judge.endings import reason_of, told_by
+from making import rules
+from recorded import rules_of
+
+VLLM, SGLANG = rules_of("vllm"), rules_of("sglang")
+ROOT = (10, 10)
+NEVER_TOLD = Unseen("the kernel is older than 6.15")
+
+
+def gone(title, code, pid=20) -> Departed:
+    return Departed(pid=pid, started=pid, title=title, exit_code=code, noticed_at=5.0)
+
+
+def end(code) -> Exit:
+    return Exit(code=code, at=6.0)
+
+
+ENGINE_CORE_KILLED = (
+    "(APIServer pid=1) ERROR 11-29 13:10:01 [core_client.py:600] Engine core proc EngineCore_0 died unexpectedly, "
+    "shutting down client.",
+    "(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+)
+WORKER_KILLED = (
+    "(EngineCore pid=2) ERROR 11-29 [multiproc_executor.py:258] Worker proc VllmWorker-0 died unexpectedly "
+    "(exit code: -9), shutting down executor.",
+)
+SGLANG_KILLED_ITSELF = (
+    "[2026-11-29 13:00:00] Scheduler hit an exception: Traceback (most recent call last):",
+    "[2026-11-29 13:00:00] Received sigquit from a child process. It usually means the child failed.",
+)
+BAD_FLAG = ("vllm serve: error: unrecognized arguments: --no-such-flag",)
+GPU_OOM = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
+ROOT_GONE = gone("python -m server", -9, pid=10)
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "lines", "departed", "oom_kills", "ready", "reason", "permanent", "said"),
+    [
+        pytest.param(VLLM, 0, ENGINE_CORE_KILLED, [gone("VLLM::EngineCore", -9), gone("VLLM::Worker", -15, 21)], 0,
+                     True, "crash", False, "VLLM::EngineCore (pid 20) ended by signal 9 (SIGKILL)",
+                     id="vLLM exits with 0 when its engine core was killed"),
+        pytest.param(VLLM, 0, WORKER_KILLED, [gone("VLLM::Worker_TP1", -9, 21), gone("VLLM::Worker_TP0", -15),
+                     gone("VLLM::EngineCore", 1, 22)], 0, True, "crash", False, "VLLM::Worker_TP1 (pid 21)",
+                     id="the worker that was killed is named, not those sent away"),
+        pytest.param(VLLM, 1, (), [gone("VLLM::Worker", 7)], 0, False, "crash", False, "exit code 7",
+                     id="a worker that left by itself"),
+        pytest.param(VLLM, 1, (), [gone("VLLM::EngineCore", -11)], 0, False, "crash", False, "SIGSEGV",
+                     id="a segmentation fault"),
+        pytest.param(SGLANG, -9, SGLANG_KILLED_ITSELF, [gone("sglang::scheduler", -3)], 0, False, "crash", False,
+                     "sglang::scheduler", id="SGLang kills itself: no oom"),
+        pytest.param(SGLANG, -9, SGLANG_KILLED_ITSELF, [], 3, False, "crash", False, "hit an exception",
+                     id="and the OOM kills of others do not change that"),
+        pytest.param(VLLM, 1, ENGINE_CORE_KILLED, [gone("VLLM::EngineCore", -9)], 1, True, "oom-kill", False,
+                     "1 kills on this machine", id="an oom-kill by the counter"),
+        pytest.param(VLLM, -9, (), [ROOT_GONE], 1, False, "oom-kill", False, "the launched process",
+                     id="an oom-kill of the launched process"),
+        pytest.param(VLLM, -9, (), [ROOT_GONE], 0, False, "signal", False, "SIGKILL", id="killed, and no OOM kill"),
+        pytest.param(VLLM, 1, (), [gone("VLLM::EngineCore", -11)], 2, False, "crash", False, "SIGSEGV",
+                     id="OOM kills of others do not explain another signal"),
+        pytest.param(VLLM, 2, BAD_FLAG, [], 0, False, "bad-flag", True, "--no-such-flag", id="a bad flag"),
+        pytest.param(VLLM, 1, ("OSError: M/x is not a local folder and is not a valid model identifier",), [], 0,
+                     False, "missing-model", True, "M/x", id="a missing model"),
+        pytest.param(VLLM, 1, ("OSError: [Errno 98] Address already in use",), [], 0, False, "port", False,
+                     "Errno 98", id="the port"),
+        pytest.param(VLLM, 1, (*GPU_OOM, *ENGINE_CORE_KILLED), [gone("VLLM::EngineCore", 1)], 0, False, "gpu-oom",
+                     False, "2.00 GiB", id="out of GPU memory, before the words of those who noticed"),
+        pytest.param(VLLM, 1, (*GPU_OOM, *BAD_FLAG), [], 0, False, "bad-flag", True, "unrecognized",
+                     id="what is permanent goes first"),
+        pytest.param(VLLM, -15, (), [gone("VLLM::Worker", -15)], 0, True, "signal", False, "SIGTERM",
+                     id="SIGTERM from outside, to everybody"),
+        pytest.param(VLLM, -2, (), [], 0, True, "signal", False, "SIGINT", id="Ctrl-C from outside"),
+        pytest.param(VLLM, -6, (), [], 0, True, "crash", False, "SIGABRT", id="abort"),
+        pytest.param(VLLM, 0, (), [], 0, False, "finished", False, "before it was ever ready", id="0 before ready"),
+        pytest.param(VLLM, 0, (), [], 0, True, "finished", False, "after it was ready", id="0 after ready"),
+        pytest.param(VLLM, 0, (), [gone("cc1plus", 1), gone("nvcc", -9, 21)], 0, True, "finished", False, "code 0",
+                     id="helpers may fail"),
+        pytest.param(VLLM, 0, (), [gone("python -c from multiprocessing.resource_tracker import main", -9)], 0, True,
+                     "finished", False, "code 0", id="and so may a tracker"),
+        pytest.param(VLLM, NEVER_TOLD, (), [], 0, False, "unknown", False, "older than 6.15", id="code unseen"),
+        pytest.param(VLLM, NEVER_TOLD, (), [gone("VLLM::Worker", NEVER_TOLD)], 0, False, "unknown", False, "6.15",
+                     id="no code of anybody was seen"),
+        pytest.param(VLLM, NEVER_TOLD, GPU_OOM, [], 0, False, "gpu-oom", False, "2.00 GiB", id="unseen, but told"),
+        pytest.param(VLLM, 3, (), [], 0, False, "crash", False, "exit code 3", id="just a code"),
+        pytest.param(rules(workers=()), 1, (), [gone("helper", -11)], 0, False, "crash", False, "helper",
+                     id="an engine without known workers: the first by a signal"),
+        pytest.param(rules(workers=()), -15, (), [gone("helper", -15)], 0, False, "signal", False, "SIGTERM",
+                     id="but not by SIGTERM"),
+    ],
+)  # fmt: skip
+def test_the_reason(by, code, lines, departed, oom_kills, ready, reason, permanent, said):
+    ending = reason_of(
+        end(code), told_by(lines, by), tuple(departed), root=ROOT, oom_kills=oom_kills, was_ready=ready, rules=by
+    )
+    assert (ending.reason, ending.permanent) == (reason, permanent)
+    assert said in ending.why
+
+
+def test_the_words_are_kept_as_evidence():
+    told = told_by((*GPU_OOM, *ENGINE_CORE_KILLED), VLLM)
+    ending = reason_of(end(1), told, (), root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
+    assert ending.evidence[0] == f"gpu-oom: {GPU_OOM[0]}"
+    assert all(re.match(r"(gpu-oom|crash): ", line) for line in ending.evidence)
+
+
+def test_no_exit_at_all_is_unknown():
+    ending = reason_of(None, (), (), root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
+    assert (ending.reason, ending.why) == ("unknown", "the exit code could not be seen: its parent never told")

@@ -1,0 +1,126 @@
+"""No fallback adds an option that the installed engine rejects: asked of the engine's own parser, not of a table."""
+
+import json
+import subprocess
+from dataclasses import replace
+
+import pytest
+from real_engines import HERE, sglang_command, vllm_command
+
+from hangguard.engines import ENGINES, engine_named
+from hangguard.launching import read_command
+
+ASK_WITHIN = 180  # imports of ten seconds each, on a machine that does other things too
+
+OFF = {
+    ("vllm", "eager"): "enforce_eager",
+    ("vllm", "no-custom-all-reduce"): "disable_custom_all_reduce",
+    ("sglang", "no-cuda-graph"): "disable_cuda_graph",
+    ("sglang", "no-custom-all-reduce"): "disable_custom_all_reduce",
+}
+"""The field of the engine's own namespace that each fallback sets."""
+
+# What a user may have written already; each fallback must find a form beside it that the parser takes.
+WRITTEN = {
+    "vllm": [
+        [],
+        ["--no-enforce-eager"],
+        ["--compilation-config", '{"cudagraph_mode": "FULL"}'],
+        ["-O2"],
+        ["--enable-prefix-caching", "--gpu-memory-utilization=0.5"],
+    ],
+    "sglang": [
+        [],
+        ["--cuda-graph-backend-decode", "full"],
+        ["--cuda-graph-backend-decode=full", "--cuda-graph-backend-prefill=breakable"],
+        ["--cuda-graph-config", '{"decode": {"backend": "full"}}'],
+        ["--disable-decode-cuda-graph"],
+        ["--mem-fraction-static=0.5"],
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def engine(request):
+    return engine_named(request.param)
+
+
+@pytest.fixture(scope="module")
+def env(engine, request):
+    return request.getfixturevalue(f"{engine.name}_env")
+
+
+@pytest.fixture(scope="module")
+def launched(engine, env, tmp_path_factory):
+    """Return a function: the launch of a command on two ranks with these further words."""
+    spell = {"vllm": vllm_command, "sglang": sglang_command}[engine.name]
+    folder = tmp_path_factory.mktemp("model")
+
+    def launch(words=()):
+        return read_command(spell(env, folder, 18999, "--tensor-parallel-size", "2", *words))[0]
+
+    return launch
+
+
+def ask_parser(engine, env, launches):
+    """Return the answers of the engine's own parser, one a launch."""
+    lines = [launch.argv[engine.recognise(launch.argv) :] for launch in launches]
+    asked = subprocess.run(
+        [env / "bin" / "python", HERE / "parse_argv.py", engine.name],
+        check=False, input=json.dumps(lines), capture_output=True, text=True, timeout=ASK_WITHIN,
+    )  # fmt: skip
+    assert asked.returncode == 0, asked.stderr[-3000:]
+    return json.loads(asked.stdout)
+
+
+def with_words(launch, *words):
+    return replace(launch, argv=(*launch.argv, *words))
+
+
+def test_the_version_and_the_options_are_found_without_running_the_engine(engine, launched):
+    launch = launched()
+    assert launch.engine == engine.name
+    assert launch.version is not None
+    assert launch.options is not None
+    assert "--disable-custom-all-reduce" in launch.options
+
+
+def test_the_check_can_fail(engine, env, launched):
+    sound, invented, misused = ask_parser(
+        engine,
+        env,
+        [launched(), with_words(launched(), "--no-such-flag"), with_words(launched(), "--port", "many")],
+    )
+    assert sound["accepted"], sound["message"]
+    assert not invented["accepted"]
+    assert "unrecognized arguments: --no-such-flag" in invented["message"]
+    assert not misused["accepted"]
+
+
+def test_every_form_of_every_fallback_is_accepted(engine, env, launched):
+    changed, told = [], []
+    for words in WRITTEN[engine.name]:
+        for launch in (launched(words), replace(launched(words), options=None)):
+            for fallback in engine.fallbacks:
+                after = fallback.change(launch)
+                assert after is not None, f"{fallback.name} does not apply beside {words}"
+                changed.append(after)
+                told.append((fallback.name, words))
+    for (name, words), answer in zip(told, ask_parser(engine, env, changed), strict=True):
+        assert answer["accepted"], f"{name} beside {words}: {answer['message']}"
+        if not words:
+            assert answer["parsed"][OFF[engine.name, name]] is True
+
+
+def test_all_fallbacks_together_are_accepted(engine, env, launched):
+    launch = launched()
+    for fallback in engine.fallbacks:
+        launch = fallback.change(launch) or launch
+    assert fallback.change(launch) is None
+    (answer,) = ask_parser(engine, env, [launch])
+    assert answer["accepted"], answer["message"]
+    assert all(answer["parsed"][OFF[engine.name, fallback.name]] for fallback in engine.fallbacks)
+
+
+def test_every_engine_with_fallbacks_is_asked():
+    assert {engine.name for engine in ENGINES if engine.fallbacks} == set(WRITTEN)

@@ -1,0 +1,139 @@
+"""Edits of a launch: read as the engines' parsers read, applied twice changes nothing."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangguard.changes import (
+    as_shell,
+    describe,
+    env_prefix,
+    has_flag,
+    value_of,
+    with_flag,
+    with_variable,
+    without_flag,
+)
+from hangguard.facts import Launch
+
+
+def launch_of(*argv, env=()):
+    return Launch(argv=argv, env=tuple(env), cwd="/", url="http://h:1", host="h", port=1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "names", "value"),
+    [
+        (["--x", "1"], ["--x"], "1"),
+        (["--x=1"], ["--x"], "1"),
+        (["--x=1", "--x", "2"], ["--x"], "2"),
+        (["--x", "2", "-x=1"], ["--x", "-x"], "1"),
+        (["--served_model_name", "m"], ["--served-model-name"], "m"),
+        (["--served-model-name=m=n"], ["--served_model_name"], "m=n"),
+        (["--x", "--y"], ["--x"], None),
+        (["--x", "-1"], ["--x"], "-1"),
+        (["--x", "-0.5"], ["--x"], "-0.5"),
+        (["--xx", "1"], ["--x"], None),
+        (["--", "--x", "1"], ["--x"], None),
+        (["--x="], ["--x"], ""),
+        (["--x"], ["--x"], None),
+        ([], ["--x"], None),
+        (["-tp", "8"], ["--tensor-parallel-size", "-tp"], "8"),
+    ],
+)
+def test_the_value_that_counts(argv, names, value):
+    assert value_of(argv, *names) == value
+
+
+def test_has_flag():
+    assert has_flag(["--enforce_eager"], "--enforce-eager")
+    assert has_flag(["--x=1"], "--y", "--x")
+    assert not has_flag(["--", "--x"], "--x")
+    assert not has_flag(["x", "-"], "--x")
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "value", "after"),
+    [
+        (["s", "M"], "--x", None, ["s", "M", "--x"]),
+        (["s", "--x", "M"], "--x", None, ["s", "--x", "M"]),  # a switch eats no word
+        (["s", "--x", "1", "--y"], "--x", "2", ["s", "--x=2", "--y"]),
+        (["s", "--x", "1", "--x=3", "M"], "--x", "2", ["s", "--x=2", "M"]),
+        (["s", "--x", "2"], "--x", "2", ["s", "--x", "2"]),
+        (["s", "--", "M"], "--x", "2", ["s", "--x=2", "--", "M"]),
+    ],
+)
+def test_with_flag(before, name, value, after):
+    changed = with_flag(launch_of(*before), name, value)
+    assert list(changed.argv) == after
+    assert with_flag(changed, name, value) == changed
+
+
+def test_a_contradicting_flag_goes():
+    changed = with_flag(launch_of("s", "--no-x", "M"), "--x", replacing=("--no-x",))
+    assert changed.argv == ("s", "--x", "M")
+
+
+def test_without_flag():
+    launch = launch_of("s", "--x", "1", "--y", "M", "--x=2")
+    assert without_flag(launch, "--x").argv == ("s", "--y", "M")
+    assert without_flag(launch, "--y", switch=True).argv == ("s", "--x", "1", "M", "--x=2")
+    assert without_flag(launch, "--z") is launch
+
+
+def test_a_variable_reaches_the_server_also_through_env():
+    launch = launch_of("env", "A=1", "s", "A=1", env=[("A", "1"), ("Z", "1")])
+    changed = with_variable(launch, "A", "2")
+    assert changed.argv == ("env", "A=2", "s", "A=1")
+    assert changed.env == (("A", "2"), ("Z", "1"))
+    assert with_variable(changed, "A", "2") == changed
+
+
+@pytest.mark.parametrize(
+    ("argv", "length"),
+    [
+        (["env", "A=1", "s"], 2),
+        (["/usr/bin/env", "s"], 1),
+        (["env", "-i", "s"], 0),
+        (["env", "A=1", "-u", "B", "s"], 0),
+        (["env", "A=1"], 0),
+        (["s", "A=1"], 0),
+        ([], 0),
+    ],
+)
+def test_env_prefix(argv, length):
+    assert env_prefix(argv) == length
+
+
+def test_describe():
+    before = launch_of("s", "--x", "1", "--api-key", "abcdefgh", env=[("A", "1"), ("HF_TOKEN", "qwertyui")])
+    assert describe(before, before) == ""
+    assert describe(before, with_flag(before, "--enforce-eager")) == "+ --enforce-eager"
+    assert describe(before, with_flag(before, "--x", "2")) == "- --x 1, + --x=2"
+    assert describe(before, with_variable(before, "NCCL_DEBUG", "INFO")) == "+ NCCL_DEBUG=INFO"
+    secret = with_variable(with_flag(before, "--api-key", "zyxwvuts"), "HF_TOKEN", "mnbvcxyz")
+    assert not any(word in describe(before, secret) for word in ("abcdefgh", "qwertyui", "zyxwvuts", "mnbvcxyz"))
+
+
+def test_as_shell_is_read_back_by_a_shell_and_holds_no_key():
+    launch = launch_of("s", "a b", "--json", '{"x": "$HOME"}', "--api-key", "abcdefgh")
+    assert shlex.split(as_shell(launch)) == ["s", "a b", "--json", '{"x": "$HOME"}', "--api-key", "REDACTED"]
+
+
+words = st.lists(st.sampled_from(["--x", "--x=1", "--y", "-y", "1", "-1", "M", "--", "--x_z", "env", "A=1", ""]), max_size=8)
+
+
+@given(words, st.sampled_from(["--x", "--y", "--x-z"]), st.sampled_from([None, "1", "", "a b"]))
+def test_every_edit_twice_is_the_same_as_once(argv, name, value):
+    launch = launch_of("s", *argv)
+    once = with_flag(launch, name, value)
+    assert with_flag(once, name, value) == once
+    assert has_flag(once.argv, name)
+    assert value is None or value_of(once.argv, name) == value
+    gone = without_flag(once, name)
+    assert not has_flag(gone.argv, name)
+    assert without_flag(gone, name) == gone
+    varied = with_variable(launch, "A", "2")
+    assert with_variable(varied, "A", "2") == varied
