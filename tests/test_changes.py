@@ -122,7 +122,9 @@ def test_as_shell_is_read_back_by_a_shell_and_holds_no_key():
     assert shlex.split(as_shell(launch)) == ["s", "a b", "--json", '{"x": "$HOME"}', "--api-key", "REDACTED"]
 
 
-words = st.lists(st.sampled_from(["--x", "--x=1", "--y", "-y", "1", "-1", "M", "--", "--x_z", "env", "A=1", ""]), max_size=8)
+words = st.lists(
+    st.sampled_from(["--x", "--x=1", "--y", "-y", "1", "-1", "M", "--", "--x_z", "env", "A=1", ""]), max_size=8
+)
 
 
 @given(words, st.sampled_from(["--x", "--y", "--x-z"]), st.sampled_from([None, "1", "", "a b"]))

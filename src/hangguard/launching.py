@@ -52,8 +52,10 @@ def read_command(
     spare = free_port() if any("{port}" in word for word in (*words.argv, url or "")) else None
     argv = tuple(_filled(word, spare) for word in words.argv)
     folder = _folder(cwd)
-    variables = _environment(os.environ if env is None else env, argv)
-    _check_exists(argv, variables, folder)
+    given = os.environ if env is None else env
+    variables = _environment(given, argv)
+    _check_exists(argv[0], given, folder)
+    _check_exists(argv[env_prefix(argv)], variables, folder)
 
     known, args = _recognised(argv, engine)
     place = _place(
@@ -182,13 +184,12 @@ def _environment(given: Mapping[str, str], argv: tuple[str, ...]) -> dict[str, s
     return variables
 
 
-def _check_exists(argv: tuple[str, ...], variables: Mapping[str, str], folder: str) -> None:
-    for word in {argv[0], argv[env_prefix(argv)]}:
-        if find_program(word, variables, folder) is None:
-            raise CommandNotFound(word)
+def _check_exists(word: str, variables: Mapping[str, str], folder: str) -> None:
+    if _find_program(word, variables, folder) is None:
+        raise CommandNotFound(word)
 
 
-def find_program(word: str, variables: Mapping[str, str], folder: str) -> Path | None:
+def _find_program(word: str, variables: Mapping[str, str], folder: str) -> Path | None:
     """Return the file that the word will run, ``None`` where there is none.
 
     Raises :class:`CommandNotExecutable` for one that is there and cannot be run.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hangguard.facts import Launch
+if TYPE_CHECKING:
+    from hangguard.facts import Launch
 
 T = TypeVar("T")
 
@@ -121,6 +122,7 @@ _FLAG_IN_TEXT = re.compile(
     re.ASCII,
 )
 _NOT_SECRET_VALUES = frozenset(("none", "null", "true", "false", "''", '""', "[", "{", "bearer", "basic", "token"))
+_COUNT = re.compile(r"\d+(?:[.,]\d+)*%?", re.ASCII)
 
 
 def redact(value: T, known: Iterable[str] = ()) -> T:
@@ -275,8 +277,8 @@ def _without_value(found: re.Match[str]) -> str:
     name = groups.get("name") or groups["flag"]
     between = groups.get("between") or groups["space"]
     value = groups["value"]
-    # In prose "token: 5" and "auth: on" are words; "token=…" and "'token': …" are data.
-    prose = between.strip() == ":" and "-" not in name and "_" not in name and name.lower() in {"token", "auth"}
+    # In prose "token: 5" and "auth: on" are words, and "#new-token: 26" is a count; "token=…" is data.
+    prose = between.strip() == ":" and (name.lower() in {"token", "auth"} or _COUNT.fullmatch(value) is not None)
     if prose or not _is_secret_name(name) or value.lower() in _NOT_SECRET_VALUES:
         return found[0]
     quote = value[0] if value[0] in "'\"" and value[-1] == value[0] and len(value) > 1 else ""

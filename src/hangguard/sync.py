@@ -200,6 +200,7 @@ class Supervision(AsyncSupervision):
     _owner: int | None = None
     _portal_context: AbstractContextManager[BlockingPortal]
     _portal: BlockingPortal
+    _leave_now: anyio.Event | None = None
 
     def __enter__(self) -> Server:
         """Start the server; return when it has answered. See :func:`supervise` for what it raises."""
@@ -236,23 +237,18 @@ class Supervision(AsyncSupervision):
 
     async def _hold(self, entered: Future[AsyncServer]) -> None:
         """Enter and leave the asynchronous block in one task: its cancel scopes demand it."""
-        self._leave_now = anyio.Event()
-        with anyio.CancelScope() as self._starting:
-            try:
-                server = await self.__aenter__()
-            except Exception as error:
-                entered.set_exception(error)
-                raise
-        if self._starting.cancelled_caught:
-            return
-        entered.set_result(server)
         try:
-            await self._leave_now.wait()
-        except BaseException as error:  # the loss of the server cancels the body, and this is the body
-            if not await self.__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            await self.__aexit__(None, None, None)
+            with anyio.CancelScope() as self._scope:
+                async with self as server:
+                    self._leave_now = anyio.Event()
+                    entered.set_result(server)
+                    await self._leave_now.wait()
+        except BaseException as error:
+            if not entered.done():
+                entered.set_exception(error)
+            raise
+        if not entered.done():
+            entered.cancel()
 
     def _close_portal(self, error: BaseException | None) -> None:
         """Leave the block and wait for the proof. Ctrl-C meanwhile ends the grace, not the proof."""
@@ -273,8 +269,10 @@ class Supervision(AsyncSupervision):
             raise failure
 
     def _begin_to_leave(self) -> None:
-        self._leave_now.set()
-        self._starting.cancel()  # no effect once the block is entered
+        if self._leave_now is not None:
+            self._leave_now.set()
+        else:
+            self._scope.cancel()
 
 
 def _only_here(owner: int) -> None:

@@ -154,7 +154,18 @@ options = st.frozensets(
 words = st.lists(
     st.sampled_from(
         [
-            *("--disable-cuda-graph", "--enforce-eager", "--no-enforce-eager", "-O0", "-O", "0", "--", "M", "--tp", "2"),
+            *(
+                "--disable-cuda-graph",
+                "--enforce-eager",
+                "--no-enforce-eager",
+                "-O0",
+                "-O",
+                "0",
+                "--",
+                "M",
+                "--tp",
+                "2",
+            ),
             *(DECODE, "--cuda-graph-backend-prefill", "full", "disabled", "--disable-custom-all-reduce", "--x=1"),
             *("--cuda-graph-config", JSON_FULL, "-cc", '{"mode":0}'),
         ]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hangguard.facts import (
@@ -279,11 +279,11 @@ def watch(samples: Iterable[Sample], by: Rules | None = None) -> list[Memory]:
     return memories
 
 
-def first(memories: list[Memory], verdict: str) -> Memory | None:
+def first(memories: Sequence[Memory], verdict: str) -> Memory | None:
     """The first memory with this verdict."""
     return next((m for m in memories if m.verdict.verdict == verdict), None)
 
 
-def seen(memories: list[Memory]) -> set[str]:
+def seen(memories: Sequence[Memory]) -> set[str]:
     """The verdicts that fell."""
     return {m.verdict.verdict for m in memories}

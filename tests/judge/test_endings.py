@@ -1,13 +1,14 @@
 """Why it ended: exit codes lie, so members and their words go first. Logs are those of real servers."""
 
 import re
+from pathlib import Path
 
 import pytest
+from making import rules
+from recorded import rules_of
 
 from hangguard.facts import Departed, Exit, Unseen
 from hangguard.judge.endings import reason_of, told_by
-from making import rules
-from recorded import rules_of
 
 VLLM, SGLANG = rules_of("vllm"), rules_of("sglang")
 ROOT = (10, 10)
@@ -23,13 +24,11 @@ def end(code) -> Exit:
 
 
 ENGINE_CORE_KILLED = (
-    "(APIServer pid=1) ERROR 11-29 13:10:01 [core_client.py:600] Engine core proc EngineCore_0 died unexpectedly, "
-    "shutting down client.",
+    "(APIServer pid=1) ERROR 11-29 13:10:01 [core_client.py:600] Engine core proc EngineCore_0 died unexpectedly",
     "(APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
 )
 WORKER_KILLED = (
-    "(EngineCore pid=2) ERROR 11-29 [multiproc_executor.py:258] Worker proc VllmWorker-0 died unexpectedly "
-    "(exit code: -9), shutting down executor.",
+    "(EngineCore pid=2) ERROR 11-29 [multiproc_executor.py:258] Worker proc VllmWorker-0 died unexpectedly",
 )
 SGLANG_KILLED_ITSELF = (
     "[2026-11-29 13:00:00] Scheduler hit an exception: Traceback (most recent call last):",
@@ -112,3 +111,44 @@ def test_the_words_are_kept_as_evidence():
 def test_no_exit_at_all_is_unknown():
     ending = reason_of(None, (), (), root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
     assert (ending.reason, ending.why) == ("unknown", "the exit code could not be seen: its parent never told")
+
+
+# ---------------------------------------------------------------------------------- whole logs, as recorded
+
+
+LOGS = Path(__file__).parents[1] / "engines" / "logs"
+
+
+def ending_of(log: str, code, departed=()):
+    by = VLLM if log.startswith("vllm") else SGLANG
+    lines = tuple((LOGS / f"{log}.log").read_text(errors="replace").splitlines())
+    return reason_of(
+        end(code), told_by(lines, by)[-64:], tuple(departed), root=ROOT, oom_kills=0, was_ready=False, rules=by
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "departed", "reason", "said"),
+    [
+        ("vllm-0.32.0-cpu-enginecore-sigkill", 0, [gone("VLLM::EngineCore", -9)], "crash", "VLLM::EngineCore"),
+        ("vllm-0.32.0-cpu-enginecore-sigkill", 0, [], "finished", "code 0"),
+        ("vllm-0.32.0-cpu-worker-sigkill", 0, [gone("VLLM::Worker", -9)], "crash", "VLLM::Worker"),
+        ("vllm-0.32.0-cpu-serve-deadlock-exec-timeout30", 0, [], "finished", "code 0"),
+        ("vllm-0.32.0-cpu-load-segv", 1, [gone("VLLM::Worker", -11)], "crash", "SIGSEGV"),
+        ("vllm-0.32.0-cpu-load-exit", 1, [gone("VLLM::Worker", 7)], "crash", "exit code 7"),
+        ("vllm-0.32.0-cpu-load-raise", 1, [], "crash", "WorkerProc"),
+        ("vllm-0.32.0-cpu-tp2-rank-absent-timeout30", 1, [], "crash", "WorkerProc"),
+        ("sglang-0.5.23-cpu-scheduler-sigkill", -3, [gone("sglang::scheduler", -9)], "crash", "sglang::scheduler"),
+        ("sglang-0.5.23-cpu-tp2-refused", -9, [], "crash", "hit an exception"),
+    ],
+)
+def test_the_reason_by_a_whole_log(log, code, departed, reason, said):
+    ending = ending_of(log, code, departed)
+    assert (ending.reason, ending.permanent) == (reason, False)
+    assert said in ending.why
+
+
+@pytest.mark.parametrize("log", sorted(f.stem for f in LOGS.glob("*healthy.log")))
+def test_a_healthy_log_names_no_reason(log):
+    assert ending_of(log, -15).reason == "signal"
+    assert ending_of(log, -15).evidence == ()

@@ -1,10 +1,10 @@
 """Where start-up is, from made markers and stacks."""
 
 import pytest
+from making import frames
 
 from hangguard.facts import Marker, Stack, StackMarker, ThreadStack, Unseen
 from hangguard.judge.phases import Place, advance, is_later, phase_of_stack
-from making import frames
 
 MARKERS = (
     Marker(pattern=r"Load weight begin", phase="weights-load"),

@@ -6,13 +6,14 @@ The replay is the worst case for a false alarm: stacks that always agree, in wai
 import json
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
+from making import first, seen, watch
+from recorded import DATA, mark, rules_of, timeline
 
 from hangguard.facts import Sample, Stack, StackFrame, ThreadStack
 from hangguard.judge import Memory
-from making import first, seen, watch
-from recorded import DATA, mark, rules_of, timeline
 
 HEALTHY = sorted(
     f.name.removesuffix(".jsonl.gz")
@@ -32,6 +33,12 @@ HUNG = (
 HOT = ("trace-nccl_one_rank_barrier", "trace-spin_kernel", "trace-spin_all_sms")
 
 
+@lru_cache(maxsize=256)
+def replayed(name: str, *, every: int = 1, stacks: bool = True, shift: float = 0.0) -> tuple[Memory, ...]:
+    """Every memory of the worst case, after each sample."""
+    return tuple(watch(timeline(name, stacks=stacks, shift=shift)[::every], rules_of(name)))
+
+
 def test_every_recording_is_judged():
     names = {f.name.removesuffix(".jsonl.gz") for f in DATA.glob("*.jsonl.gz")}
     others = {"slow-load-sleep60", "trace-store_wait"} | {f"trace-gpu-{e}-capture-deadlock" for e in ("vllm", "sglang")}
@@ -42,7 +49,7 @@ def test_every_recording_is_judged():
 @pytest.mark.parametrize("every", [1, 2], ids=["as recorded", "half the rate"])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_start_is_never_stuck(name, every):
-    memories = watch(timeline(name)[::every], rules_of(name))
+    memories = replayed(name, every=every)
     assert seen(memories) <= {"moving", "ready"}
     assert max(m.idle_for for m in memories if m.ready_at is None) <= 2.0
     if mark(name, "ready") is not None:
@@ -52,7 +59,7 @@ def test_a_healthy_start_is_never_stuck(name, every):
 @pytest.mark.parametrize("name", [*HUNG, "slow-load-sleep60"])
 def test_a_start_is_not_stuck_before_its_fault(name):
     fault = mark(name, "fault")
-    before = [m for m in watch(timeline(name), rules_of(name)) if m.now <= fault - 1.0]
+    before = [m for m in replayed(name) if m.now <= fault - 1.0]
     assert seen(before) == {"moving"}
     assert max(m.idle_for for m in before) <= 2.0
 
@@ -60,7 +67,7 @@ def test_a_start_is_not_stuck_before_its_fault(name):
 @pytest.mark.parametrize("every", [1, 2], ids=["as recorded", "half the rate"])
 @pytest.mark.parametrize("name", HUNG)
 def test_a_hang_is_found_in_seconds(name, every):
-    memories = watch(timeline(name)[::every], rules_of(name))
+    memories = replayed(name, every=every)
     assert first(memories, "stuck").now - mark(name, "fault") <= 16.0
     assert memories[-1].verdict.verdict == "stuck"
     assert memories[-1].verdict.unseen == ()
@@ -68,7 +75,7 @@ def test_a_hang_is_found_in_seconds(name, every):
 
 @pytest.mark.parametrize("name", HUNG)
 def test_without_stacks_only_the_long_patience_finds_it(name):
-    memories = watch(timeline(name, stacks=False), rules_of(name))
+    memories = replayed(name, stacks=False)
     recorded_for = memories[-1].now - mark(name, "fault")
     stuck = first(memories, "stuck")
     if recorded_for >= 125.0:
@@ -85,11 +92,11 @@ def test_the_only_recording_longer_than_the_long_patience_is_known():
 
 @pytest.mark.parametrize("name", [*HUNG, *HEALTHY])
 def test_a_shift_in_time_changes_nothing(name):
-    here, there = (_classes(watch(timeline(name, shift=s), rules_of(name))) for s in (0.0, 1e6))
+    here, there = (_classes(replayed(name, shift=s)) for s in (0.0, 1e6))
     assert here == there
 
 
-def _classes(memories: list[Memory]) -> list[str]:
+def _classes(memories: tuple[Memory, ...]) -> list[str]:
     return [m.verdict.verdict for m in memories]
 
 
@@ -107,14 +114,14 @@ def test_without_its_wait_channel_the_sleep_cannot_be_told_from_a_hang():
 
 @pytest.mark.parametrize("name", HOT)
 def test_a_busy_wait_is_never_called_idle(name):
-    memories = watch(timeline(name), rules_of(name))
+    memories = replayed(name)
     assert "stuck" not in seen(memories)
 
 
 def test_a_hot_wait_and_a_silent_compile_look_alike_and_neither_is_stuck():
     # 21 s in which only CPU moves: healthy in one recording, a hang in the other.
     for name in ("trace-gpu-vllm-healthy", "trace-nccl_one_rank_barrier"):
-        memories = watch(timeline(name), rules_of(name))
+        memories = replayed(name)
         only_cpu = max(m.unproductive_for - m.idle_for for m in memories if m.ready_at is None)
         assert only_cpu >= 10.0
         assert "stuck" not in seen(memories)

@@ -1,10 +1,13 @@
 """The stories: what a timeline says. Every rule that can say "stuck" has a neighbour in which it must not."""
 
-import pytest
+from dataclasses import replace
+from itertools import pairwise
 
-from hangguard.facts import NOT_ASKED, Limits, Reply, Unseen
-from hangguard.judge import assess, next_ask
+import pytest
 from making import BUSY, CORE, MIB, NEVER, Member, Story, first, frames, gpu, rules, seen, watch
+
+from hangguard.facts import NOT_ASKED, Limits, Reply, ThreadStack, Unseen
+from hangguard.judge import assess, next_ask
 
 LOADED_AT = 1022.0
 
@@ -60,9 +63,7 @@ def test_what_is_unseen_is_named_and_costs_the_long_patience(hidden, named):
     assert before.verdict == "unclear"
 
 
-@pytest.mark.parametrize(
-    "percent", [pytest.param(Unseen("MIG"), id="MIG has no utilisation")]
-)
+@pytest.mark.parametrize("percent", [pytest.param(Unseen("MIG"), id="MIG has no utilisation")])
 def test_a_gpu_without_utilisation_costs_the_long_patience(percent):
     told = seed().goes(130, gpus=(gpu(percent=percent),))
     assert first(watch(told.samples), "stuck").now - LOADED_AT >= 120.0
@@ -111,8 +112,6 @@ def test_a_worker_without_a_stack_costs_the_long_patience():
 
 
 def _without_worker(sample):
-    from dataclasses import replace
-
     return replace(sample, stacks=tuple(s for s in sample.stacks if s.pid != CORE.pid))
 
 
@@ -202,10 +201,6 @@ def test_a_wait_has_a_budget_of_its_own():
 
 def test_the_same_frames_in_a_background_thread_do_not_hide_a_hang():
     # A thread that reports usage statistics hangs in its connection for as long as there is no network.
-    from dataclasses import replace
-
-    from hangguard.facts import ThreadStack
-
     told = seed().goes(20)
     other = ThreadStack(name="usage", thread_id=9, active=False, frames=frames("connect x/urllib3/connection.py"))
     samples = [
@@ -281,8 +276,6 @@ def test_changed_stacks_are_progress():
 
 
 def test_a_line_number_that_changes_is_not_progress():
-    from dataclasses import replace
-
     told = seed().goes(20)
     samples = [
         replace(
@@ -303,8 +296,6 @@ def test_a_line_number_that_changes_is_not_progress():
 
 
 def test_the_order_of_the_stacks_means_nothing():
-    from dataclasses import replace
-
     samples = [replace(s, stacks=s.stacks[:: 1 if int(s.t) % 2 else -1]) for s in seed().goes(20).samples]
     assert first(watch(samples), "stuck").now - LOADED_AT <= 15.0
 
@@ -382,17 +373,13 @@ def test_a_runnable_thread_now_and_then_is_no_activity():
 
 
 def test_a_tracker_in_disk_wait_does_not_count():
-    from dataclasses import replace
-
     samples = seed().goes(20).samples
     samples = [
         replace(
             s,
             tree=replace(
                 s.tree,
-                members=tuple(
-                    replace(p, thread_states="D") if "tracker" in p.title else p for p in s.tree.members
-                ),
+                members=tuple(replace(p, thread_states="D") if "tracker" in p.title else p for p in s.tree.members),
             ),
         )
         for s in samples
@@ -537,7 +524,7 @@ def test_the_dear_sources_are_asked_only_when_flat():
     assert not any(a.stacks or a.thread_states for a in asked[:22])
     assert all(a.thread_states for a in asked[24:])
     looks = [m.now for m, a in zip(memories, asked, strict=True) if a.stacks]
-    assert all(b - a >= 2.5 for a, b in zip(looks, looks[1:], strict=False))
+    assert all(later - look >= 2.5 for look, later in pairwise(looks))
 
 
 def test_stacks_that_were_not_asked_for_are_not_missing():

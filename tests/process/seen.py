@@ -25,9 +25,7 @@ def launch(port=1, **more):
 
 def target(guardian=0, root=(0, 0), *, port=1, log_path=None, given=None, **more):
     more.setdefault("probe_within", 5.0)
-    return Target(
-        guardian_pid=guardian, root=root, log_path=log_path, launch=given or launch(port), **more
-    )
+    return Target(guardian_pid=guardian, root=root, log_path=log_path, launch=given or launch(port), **more)
 
 
 async def until(condition, *, within=10.0):

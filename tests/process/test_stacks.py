@@ -90,14 +90,16 @@ async def test_a_deadlock_stands_where_it_stands(deadlocked):
     assert (stack.pid, stack.title, stack.is_python) == (deadlocked.pid, f"member {deadlocked.pid}", True)
     assert "futex" in stack.wait_channel
     main, loader = stack.threads
-    assert (main.name, main.thread_id) == ("MainThread", deadlocked.pid)
+    assert main.name == "MainThread"
+    if sys.version_info >= (3, 11):  # before, py-spy does not know the kernel's numbers
+        assert main.thread_id == deadlocked.pid
+        assert not any(thread.active for thread in stack.threads)
     assert [frame.function for frame in main.frames] == ["wait_for_the_lock", "<module>"]
     assert (main.frames[0].file, main.frames[0].line) == (str(DEADLOCK), 11)
     assert loader.name == "loader"
     # Innermost first, and without the class that py-spy gives only from Python 3.11 on.
     functions = [frame.function for frame in loader.frames]
     assert functions == ["wait_for_the_lock", "run", "_bootstrap_inner", "_bootstrap"]
-    assert not any(thread.active for thread in stack.threads)
 
 
 async def test_a_stopped_program_is_read_and_stays_stopped(deadlocked):

@@ -12,6 +12,7 @@ TEST_WITHIN = 400
 """Seconds for one test body; installs come on top, they have a limit of their own."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in Path(item.path).parents:

@@ -1,6 +1,7 @@
 """Runs in an engine's own environment: what does its own parser say to these command lines?
 
-usage: parse_argv.py vllm|sglang < [[word, …], …] > [{"accepted": bool, "message": str, "parsed": {…}}, …]
+usage: parse_argv.py vllm|sglang
+One JSON list of words a line comes in; one {"accepted": bool, "message": str, "parsed": {…}} a line goes out.
 """
 
 import argparse
@@ -42,11 +43,12 @@ def ask(parser, words):
 
 
 def main():
-    command_lines = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # engines print while they are imported
         parser = {"vllm": vllm_parser, "sglang": sglang_parser}[sys.argv[1]]()
-        answers = [ask(parser, words) for words in command_lines]
-    json.dump(answers, sys.stdout)
+    for line in sys.stdin:
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = ask(parser, json.loads(line))
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from real_engines import HERE, sglang_command, vllm_command
 from hangguard.engines import ENGINES, engine_named
 from hangguard.launching import read_command
 
-ASK_WITHIN = 180  # imports of ten seconds each, on a machine that does other things too
-
 OFF = {
     ("vllm", "eager"): "enforce_eager",
     ("vllm", "no-custom-all-reduce"): "disable_custom_all_reduce",
@@ -62,15 +60,30 @@ def launched(engine, env, tmp_path_factory):
     return launch
 
 
-def ask_parser(engine, env, launches):
-    """Return the answers of the engine's own parser, one a launch."""
-    lines = [launch.argv[engine.recognise(launch.argv) :] for launch in launches]
-    asked = subprocess.run(
-        [env / "bin" / "python", HERE / "parse_argv.py", engine.name],
-        check=False, input=json.dumps(lines), capture_output=True, text=True, timeout=ASK_WITHIN,
-    )  # fmt: skip
-    assert asked.returncode == 0, asked.stderr[-3000:]
-    return json.loads(asked.stdout)
+@pytest.fixture(scope="module")
+def ask_parser(engine, env, tmp_path_factory):
+    """Return a function: what the engine's own parser says to each launch. The imports happen once."""
+    said = tmp_path_factory.mktemp("parser") / "stderr"
+    with (
+        said.open("w") as sink,
+        subprocess.Popen(
+            [env / "bin" / "python", HERE / "parse_argv.py", engine.name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True,
+        ) as parser,
+    ):  # fmt: skip
+
+        def ask(*launches):
+            answers = []
+            for launch in launches:
+                parser.stdin.write(json.dumps(launch.argv[engine.recognise(launch.argv) :]) + "\n")
+                parser.stdin.flush()
+                line = parser.stdout.readline()
+                assert line, said.read_text()[-3000:]
+                answers.append(json.loads(line))
+            return answers
+
+        yield ask
+        parser.kill()
 
 
 def with_words(launch, *words):
@@ -85,11 +98,9 @@ def test_the_version_and_the_options_are_found_without_running_the_engine(engine
     assert "--disable-custom-all-reduce" in launch.options
 
 
-def test_the_check_can_fail(engine, env, launched):
+def test_the_check_can_fail(ask_parser, launched):
     sound, invented, misused = ask_parser(
-        engine,
-        env,
-        [launched(), with_words(launched(), "--no-such-flag"), with_words(launched(), "--port", "many")],
+        launched(), with_words(launched(), "--no-such-flag"), with_words(launched(), "--port", "many")
     )
     assert sound["accepted"], sound["message"]
     assert not invented["accepted"]
@@ -97,7 +108,7 @@ def test_the_check_can_fail(engine, env, launched):
     assert not misused["accepted"]
 
 
-def test_every_form_of_every_fallback_is_accepted(engine, env, launched):
+def test_every_form_of_every_fallback_is_accepted(engine, ask_parser, launched):
     changed, told = [], []
     for words in WRITTEN[engine.name]:
         for launch in (launched(words), replace(launched(words), options=None)):
@@ -106,18 +117,18 @@ def test_every_form_of_every_fallback_is_accepted(engine, env, launched):
                 assert after is not None, f"{fallback.name} does not apply beside {words}"
                 changed.append(after)
                 told.append((fallback.name, words))
-    for (name, words), answer in zip(told, ask_parser(engine, env, changed), strict=True):
+    for (name, words), answer in zip(told, ask_parser(*changed), strict=True):
         assert answer["accepted"], f"{name} beside {words}: {answer['message']}"
         if not words:
             assert answer["parsed"][OFF[engine.name, name]] is True
 
 
-def test_all_fallbacks_together_are_accepted(engine, env, launched):
+def test_all_fallbacks_together_are_accepted(engine, ask_parser, launched):
     launch = launched()
     for fallback in engine.fallbacks:
         launch = fallback.change(launch) or launch
-    assert fallback.change(launch) is None
-    (answer,) = ask_parser(engine, env, [launch])
+    assert all(fallback.change(launch) is None for fallback in engine.fallbacks)
+    (answer,) = ask_parser(launch)
     assert answer["accepted"], answer["message"]
     assert all(answer["parsed"][OFF[engine.name, fallback.name]] for fallback in engine.fallbacks)
 

@@ -87,14 +87,16 @@ async def guarded(
         "on_death": on_death,
         "pristine": pristine,
     }
-    guard = Guarded(await start_guardian(), death_grace=death_grace, clock=clock)
+    link = await start_guardian()
+    leash = _Leash(link)
+    guard = Guarded(link, death_grace=death_grace, clock=clock)
     try:
         await guard._launch(launch)
         # Not `async with`: a task group around the body would wrap what it raises, KeyboardInterrupt too.
         tasks = anyio.create_task_group()
         await tasks.__aenter__()
-        tasks.start_soon(guard._follow)
         try:
+            await tasks.start(guard._follow)
             yield guard
         finally:
             with anyio.CancelScope(shield=True):
@@ -107,6 +109,22 @@ async def guarded(
                 await guard._see_guardian_end()
         finally:
             guard._close()
+            del leash
+
+
+class _Leash:
+    """Hangs up when the frame of ``guarded()`` is thrown away with its event loop, without being left.
+
+    The object that it hangs up for may live on then: its tasks are kept by the backend (anyio 4 on asyncio).
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._owner = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._owner:
+            self._link.hang_up()
 
 
 class Guarded:
@@ -136,6 +154,7 @@ class Guarded:
         self._lost = anyio.Event()
         self._answered: anyio.Event | None = None
         self._answer: dict[str, Any] = {}
+        self._is_read = False
         self._on_progress: Callable[[StopProgress], None] | None = None
         self._scopes: list[anyio.CancelScope] = []
         self._ending: _tree.Ending | None = None
@@ -212,12 +231,18 @@ class Guarded:
         self._remembered.add((self.pid, self.started))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
-    async def _follow(self) -> None:
-        # Shielded: the stop, which runs while the body is being cancelled, needs the answers.
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._shielded, self._read_messages)
-            tasks.start_soon(self._shielded, self._watch_guardian)
-            tasks.start_soon(self._shielded, self._watch_root_alone)
+    async def _follow(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        self._is_read = True
+        task_status.started()
+        try:
+            # Shielded: the stop, which runs while the body is being cancelled, needs the answers.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._shielded, self._read_messages)
+                tasks.start_soon(self._shielded, self._watch_guardian)
+                tasks.start_soon(self._shielded, self._watch_root_alone)
+        finally:
+            self._is_read = False
+            self._wake_stop()
 
     async def _shielded(self, work: Callable[[], Awaitable[None]]) -> None:
         with anyio.CancelScope(shield=True) as scope:
@@ -225,9 +250,14 @@ class Guarded:
             await work()
 
     async def _read_messages(self) -> None:
-        while message := await self._link.next_message():
+        while self.guardian_alive:
+            await self._read_message()
+
+    async def _read_message(self) -> None:
+        if message := await self._link.next_message():
             self._hear(message)
-        self._lose_guardian()
+        else:
+            self._lose_guardian()
 
     async def _watch_guardian(self) -> None:
         await self._link.wait_guardian()
@@ -239,8 +269,11 @@ class Guarded:
         if self.guardian_alive:
             self.guardian_alive = False
             self._lost.set()
-            if self._answered is not None:
-                self._answered.set()
+            self._wake_stop()
+
+    def _wake_stop(self) -> None:
+        if self._answered is not None:
+            self._answered.set()
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         said = message.get("say")
@@ -253,8 +286,7 @@ class Guarded:
         elif said == "stopped":
             self._remembered |= {(pid, started) for pid, started in message["members"]}
             self._answer = dict(message)
-            if self._answered is not None:
-                self._answered.set()
+            self._wake_stop()
 
     def _tell(self, progress: StopProgress) -> None:
         if self._on_progress is not None:
@@ -266,7 +298,11 @@ class Guarded:
         answered = self._answered
         with anyio.move_on_after(grace + within):
             await self._link.send({"do": "stop", "grace": grace})
-            await answered.wait()
+            if self._is_read:
+                await answered.wait()
+            # asyncio.run() cancels every task at its end, shielded ones too: then nobody else reads.
+            while not self._answer and self.guardian_alive and not self._is_read:
+                await self._read_message()
         if self._answered is answered:
             self._answered = None
         if not self._answer:

@@ -158,7 +158,7 @@ BAD_FLAG = (
 )
 
 RESOURCES = (
-    Symptom(pattern=r"(?i)address already in use|\[Errno 98\]", reason="port"),
+    Symptom(pattern=r"(?i:address already in use)|\[Errno 98\]", reason="port"),
     Symptom(
         # torch's own words, the runtime's, and cuBLAS' when its workspace does not fit
         pattern=r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"

@@ -91,7 +91,7 @@ _MARKERS = (
         source=f"{_READ}; by its own text 10 to 20 min when cold",
     ),
     # "Capture cuda graph begin. This can take up to several minutes" to 0.5.13; role names since 0.5.14.
-    Marker(pattern=r"(?i)Capture .*graph begin\.", phase="graph-capture", source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"(?i:Capture .*graph begin)\.", phase="graph-capture", source=f"{_READ}; {_RAN}"),
     Marker(
         pattern=r"Capturing (?:batches \(bs=|num tokens \(|prefill shape \()",
         phase="graph-capture",
@@ -99,7 +99,7 @@ _MARKERS = (
     ),
     Marker(pattern=r"Compiling num tokens \(", phase="graph-capture", since="0.5.7", source=_READ),
     # The decode capture follows the prefill capture, and the drafter's follows both.
-    Marker(pattern=r"(?i)Capture .*graph end\.", phase="graph-capture", gap=True, source=f"{_READ}; {_RAN}"),
+    Marker(pattern=r"(?i:Capture .*graph end)\.", phase="graph-capture", gap=True, source=f"{_READ}; {_RAN}"),
     Marker(
         pattern=r"max_total_num_tokens=",
         phase="warm-up",

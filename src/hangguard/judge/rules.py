@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hangguard.engines.common import markers_for
 from hangguard.engines.base import Engine
+from hangguard.engines.common import markers_for
 from hangguard.facts import Launch, Limits, Marker, StackMarker, Symptom
 
 TRACKERS = (r"multiprocessing[./]resource_tracker", r"multiprocessing[./]forkserver")

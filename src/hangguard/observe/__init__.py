@@ -67,7 +67,7 @@ PROBES: tuple[ProbeFactory, ...] = (
     PortProbe,
     HealthProbe,
     ReadinessProbe,
-    lambda target, _shared: GpuProbe(target.launch),
+    lambda target, _shared: GpuProbe(target.launch, within=target.probe_within),
     lambda target, _shared: HostProbe(within=target.probe_within),
     StacksProbe,
 )

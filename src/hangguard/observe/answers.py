@@ -6,8 +6,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
 
 import anyio
 
@@ -275,7 +274,9 @@ class _Client:
             await self._client.aclose()
 
     def _connect(self) -> httpx.AsyncClient:
-        headers: dict[str, Any] = {
+        import httpx  # noqa: PLC0415 - 60 ms, which only those pay whose server listens
+
+        headers: dict[str, str] = {
             "Connection": "close",
             "Accept-Encoding": "identity",
             "User-Agent": "hangguard",
@@ -283,7 +284,7 @@ class _Client:
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         # Whose port it is, is known from the kernel, better than a certificate on loopback could tell.
-        return _httpx().AsyncClient(headers=headers, timeout=None, trust_env=False, verify=False)  # noqa: S113, S501
+        return httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=False)  # noqa: S113, S501
 
 
 async def _read(response: httpx.Response, limit: int) -> bytes:
@@ -292,20 +293,15 @@ async def _read(response: httpx.Response, limit: int) -> bytes:
     Leaving the loop would leave httpx's nested generators unfinished, which trio warns of; the cut ends them
     from the innermost on.
     """
+    import httpx  # noqa: PLC0415 - loaded by the client
+
     body = bytearray()
     try:
         async for chunk in response.aiter_raw():
             body += chunk[: limit - len(body)]
             if len(body) >= limit:
                 await response.extensions["network_stream"].aclose()
-    except _httpx().ReadError:
+    except httpx.TransportError:
         if len(body) < limit:
             raise
     return bytes(body)
-
-
-def _httpx() -> ModuleType:
-    """Import httpx: 60 ms, which only those pay whose server listens."""
-    import httpx  # noqa: PLC0415
-
-    return httpx

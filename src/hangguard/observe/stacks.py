@@ -198,7 +198,8 @@ def _understand(answer: bytes) -> tuple[ThreadStack, ...] | Unseen:
         threads = [_read_thread(thread) for thread in json.loads(answer.decode(errors="replace"))]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return Unseen(f"py-spy's answer cannot be read: {error!r}")
-    return tuple(sorted(threads, key=lambda thread: thread.thread_id))  # the main thread first
+    # Always the same order, the main thread first.
+    return tuple(sorted(threads, key=lambda thread: (thread.name != "MainThread", thread.thread_id)))
 
 
 def _read_thread(thread: dict[str, Any]) -> ThreadStack:
@@ -212,6 +213,8 @@ def _read_thread(thread: dict[str, Any]) -> ThreadStack:
     )
     return ThreadStack(
         name=thread["thread_name"] or "",
+        # Before Python 3.11 the interpreter does not know the kernel's number, only that of pthread_self; py-spy
+        # then cannot ask the kernel whether the thread runs, and calls most threads active.
         thread_id=int(thread["os_thread_id"] or thread["thread_id"]),
         active=bool(thread["active"]),
         frames=tuple(frames),

@@ -39,6 +39,10 @@ def tell(server, **more):
     Path(FOLDER, ".told").rename(FOLDER + "/told")
 
 
+def all_stand():
+    return all(Path(FOLDER, kind).exists() for kind in ["root", *KINDS] if kind != "stubborn")
+
+
 async def main():
     async with guard() as server:
         forked = None
@@ -49,9 +53,7 @@ async def main():
                 os._exit(0)
         tell(server, forked=forked)
         if MODE == "stopping":
-            while not all(Path(FOLDER, kind).exists() for kind in KINDS if kind != "stubborn"):
-                await anyio.sleep(0.01)
-            while not Path(FOLDER, "root").exists():
+            while not all_stand():
                 await anyio.sleep(0.01)
             await server.stop(grace=100.0, on_progress=lambda progress: Path(FOLDER, progress.step).touch())
         await anyio.sleep(100)
@@ -61,6 +63,8 @@ def abandon():
     loop = asyncio.new_event_loop()
     manager = guard()
     tell(loop.run_until_complete(manager.__aenter__()))
+    while not all_stand():
+        time.sleep(0.01)
     loop.close()
     del manager, loop
     gc.collect()

@@ -1,0 +1,219 @@
+"""What to do next: one change per relaunch, kept if the launch came further, taken back otherwise."""
+
+from dataclasses import replace
+
+import pytest
+
+from hangguard.changes import with_flag
+from hangguard.facts import (
+    Attempt,
+    Broken,
+    Exited,
+    Expired,
+    Fallback,
+    Launch,
+    Ready,
+    Release,
+    ReleaseItem,
+    Stuck,
+    Verdict,
+)
+from hangguard.judge import Budget, GiveUp, Keep, Relaunch, next_move, permitted
+
+LAUNCH = Launch(
+    argv=("serve", "--model", "M"), env=(), cwd="/", url="http://127.0.0.1:8000", host="127.0.0.1", port=8000
+)
+GO = Budget(another=True, after=2.5)
+
+
+def fallback(name, *answers, alters="speed", flag=None) -> Fallback:
+    return Fallback(
+        name=name,
+        change=lambda launch: with_flag(launch, flag or f"--{name}"),
+        answers=answers,
+        alters=alters,
+        cost=f"{name} costs something",
+    )
+
+
+NO_GRAPH = fallback("no-graph", "graph-capture")
+NO_CUSTOM = fallback("no-custom", "dist-init", "graph-capture", "warm-up")
+SMALLER = fallback("smaller", "gpu-oom", alters="results")
+ALL = (NO_GRAPH, NO_CUSTOM, SMALLER)
+
+
+def stuck(phase="graph-capture") -> Stuck:
+    return Stuck(phase=phase, kind="idle")
+
+
+def exited(kind, *, permanent=False) -> Exited:
+    return Exited(phase="import", kind=kind, why=f"why {kind}", permanent=permanent)
+
+
+def attempt(verdict: Verdict, **changes) -> Attempt:
+    base = Attempt(number=1, launch=LAUNCH, verdict=verdict, started_at=0.0, last_movement_at=1.0, settled_at=2.0)
+    return replace(base, **changes)
+
+
+def relaunched(before: tuple[Attempt, ...], verdict: Verdict, fallbacks=ALL, **kw) -> tuple[Attempt, ...]:
+    """The history after the next move was made and ended in ``verdict``."""
+    move = next_move(before, fallbacks, GO, **kw)
+    assert isinstance(move, Relaunch)
+    names = tuple(c.name for c in move.changes)
+    done = attempt(verdict, number=len(before) + 1, launch=move.launch, changes=move.changes, fallbacks=names)
+    return (*before, done)
+
+
+def flags(launch: Launch) -> set[str]:
+    return {word for word in launch.argv if word.startswith("--")} - {"--model"}
+
+
+def test_a_ready_server_is_kept():
+    assert next_move((attempt(Ready(phase="serving")),), ALL, Budget(another=False)) == Keep()
+
+
+def test_a_hang_is_answered_by_the_first_fallback_of_its_phase():
+    move = next_move((attempt(stuck()),), ALL, GO)
+    assert flags(move.launch) == {"--no-graph"}
+    assert (move.fallback.name, move.fallback.alters, move.after) == ("no-graph", "speed", 2.5)
+    assert move.changes == (move.fallback,)
+    assert "--no-graph" in move.fallback.change
+    assert move.why == "no-graph costs something"
+
+
+def test_a_change_that_brought_it_further_is_kept_and_one_more_is_added():
+    history = relaunched((attempt(stuck()),), stuck("warm-up"))
+    move = next_move(history, ALL, GO)
+    assert flags(move.launch) == {"--no-graph", "--no-custom"}
+    assert [c.name for c in move.changes] == ["no-graph", "no-custom"]
+
+
+@pytest.mark.parametrize("phase", ["graph-capture", "weights-load"])
+def test_a_change_that_did_not_is_taken_back(phase):
+    history = relaunched((attempt(stuck()),), stuck(phase))
+    other = fallback("other", phase)
+    move = next_move(history, (NO_GRAPH, other), GO)
+    assert flags(move.launch) == {"--other"}
+    assert [c.name for c in move.changes] == ["other"]
+
+
+def test_every_fallback_is_tried_once():
+    history = relaunched(relaunched((attempt(stuck()),), stuck()), stuck())
+    assert [a.fallbacks for a in history] == [(), ("no-graph",), ("no-custom",)]
+    move = next_move(history, ALL, GO)
+    assert isinstance(move, GiveUp)
+    assert move.kind == "exhausted"
+    assert "no-graph, no-custom, smaller" in move.why
+
+
+def test_the_reason_of_an_exit_is_answered_too():
+    assert flags(next_move((attempt(exited("gpu-oom")),), ALL, GO).launch) == {"--smaller"}
+
+
+@pytest.mark.parametrize("verdict", [Broken(phase="graph-capture", kind="survivors"),
+                                     Expired(phase="graph-capture", kind="unclear"),
+                                     Expired(phase="graph-capture", kind="waiting")])  # fmt: skip
+def test_what_stopped_in_a_phase_is_answered_by_its_phase(verdict):
+    assert flags(next_move((attempt(verdict),), ALL, GO).launch) == {"--no-graph"}
+
+
+def test_an_exit_is_not_answered_by_its_phase():
+    verdict = Exited(phase="graph-capture", kind="crash", why="boom")
+    assert isinstance(next_move((attempt(verdict),), ALL, GO), GiveUp)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda launch: None, id="does not apply"),
+        pytest.param(lambda launch: launch, id="is there already"),
+    ],
+)
+def test_a_fallback_without_effect_is_passed_over(change):
+    first = replace(NO_GRAPH, name="first", change=change)
+    move = next_move((attempt(stuck()),), (first, NO_CUSTOM), GO)
+    assert flags(move.launch) == {"--no-custom"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind"),
+    [
+        (exited("bad-flag", permanent=True), "permanent"),
+        (exited("missing-model", permanent=True), "permanent"),
+        (Broken(phase="serving", kind="hardware"), "permanent"),
+        (Broken(phase="serving", kind="wedged"), "permanent"),
+        (Expired(phase="graph-capture", kind="ready_within", why="late"), "expired"),
+    ],
+)
+def test_these_are_never_relaunched(verdict, kind):
+    move = next_move((attempt(verdict),), ALL, GO, retry_hangs=True)
+    assert (type(move), move.kind) == (GiveUp, kind)
+
+
+@pytest.mark.parametrize("why", ["", "4 attempts were made"])
+def test_a_used_up_budget_ends_it(why):
+    move = next_move((attempt(stuck()),), ALL, Budget(another=False, why=why))
+    assert move == GiveUp(why or "the attempts are used up", "exhausted")
+
+
+def release(answer, *, ours=True) -> Release:
+    item = ReleaseItem(resource="gpu-memory", answer=answer, detail="73 GiB on GPU 0", ours=ours)
+    return Release(items=(ReleaseItem(resource="processes", answer="released"), item))
+
+
+def test_something_left_behind_blocks_a_relaunch():
+    move = next_move((attempt(stuck(), release=release("held")),), ALL, GO)
+    assert move.kind == "exhausted"
+    assert "73 GiB on GPU 0" in move.why
+
+
+@pytest.mark.parametrize(
+    "left", [release("held", ours=False), release("unknown"), release("released"), None],
+    ids=["a stranger's", "unknown", "released", "not looked"],
+)  # fmt: skip
+def test_what_is_not_ours_or_not_proved_held_does_not(left):
+    assert isinstance(next_move((attempt(stuck(), release=left),), ALL, GO), Relaunch)
+
+
+def test_a_transient_exit_gets_one_unchanged_retry():
+    history = relaunched((attempt(exited("port")),), exited("port"), ())
+    assert (history[1].launch, history[1].changes) == (LAUNCH, ())
+    assert isinstance(next_move(history, (), GO), GiveUp)
+
+
+@pytest.mark.parametrize("kind", ["crash", "signal", "oom-kill", "gpu-oom", "finished", "unknown"])
+def test_other_exits_get_none(kind):
+    move = next_move((attempt(exited(kind)),), (), GO, retry_hangs=True)
+    assert move.kind == "exhausted"
+    assert "no fallback was allowed" in move.why
+
+
+def test_an_unanswered_hang_is_retried_unchanged_once_and_only_on_request():
+    start = (attempt(stuck()),)
+    assert isinstance(next_move(start, (), GO), GiveUp)
+    again = relaunched(start, stuck(), (), retry_hangs=True)
+    assert again[1].changes == ()
+    assert isinstance(next_move(again, (), GO, retry_hangs=True), GiveUp)
+
+
+def test_after_an_unchanged_retry_the_fallbacks_of_what_came_then_are_tried():
+    history = relaunched((attempt(exited("port")),), stuck())
+    assert flags(next_move(history, ALL, GO).launch) == {"--no-graph"}
+
+
+@pytest.mark.parametrize(
+    ("permission", "names"),
+    [
+        (None, []),
+        ("auto", ["no-graph", "no-custom"]),
+        ("any", ["no-graph", "no-custom", "smaller"]),
+        ((SMALLER,), ["smaller"]),
+        ([], []),
+    ],
+)
+def test_the_callers_permission(permission, names):
+    assert [f.name for f in permitted(permission, ALL)] == names
+
+
+def test_instrumentation_is_within_auto():
+    assert permitted("auto", (fallback("verbose", "import", alters="nothing"),))
