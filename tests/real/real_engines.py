@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def _install(script: Path, env: Path, *, log: Path) -> None:
 
 
 @contextmanager
-def _alone(path: Path):
+def _alone(path: Path) -> Iterator[None]:
     """Hold a lock file, so that two test runs do not install into one folder; the kernel drops it at our end."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

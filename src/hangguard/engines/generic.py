@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hangguard.engines import common
 from hangguard.engines.base import Engine
+from hangguard.facts import Request
 
 
 def recognise(_argv: tuple[str, ...]) -> int | None:
@@ -17,4 +18,5 @@ GENERIC = Engine(
     noise=(common.ACCESS_LINE,),
     symptoms=(*common.BAD_FLAG, *common.MISSING_MODEL, *common.RESOURCES),
     front_end=(common.TRACKER,),
+    ready=lambda _launch: Request(method="GET", path=""),  # the URL that was given, as it is
 )

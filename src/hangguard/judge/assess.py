@@ -353,8 +353,8 @@ def _unseen_or_elsewhere(memory: Memory, sample: Sample) -> Verdict | None:
     if isinstance(sample.tree, Unseen):
         return _unclear(memory, sample, f"the processes cannot be seen: {sample.tree.reason}")
     if isinstance(sample.answer, Reply) and sample.answer.state == "bad":
-        what = f"the server answers with status {sample.answer.status}"
-        return _unclear(memory, sample, f"{what}: {sample.answer.detail[:200]}")
+        why = f"the server answers, but with status {sample.answer.status}: {sample.answer.detail[:200]}"
+        return _unclear(memory, sample, f"{why} (give ready= if it is to be asked in another way)")
     if memory.rules.delegates_to and memory.idle_for >= _capped(PATIENCE, memory):
         return _unclear(
             memory,

@@ -73,7 +73,9 @@ def reason_of(
         return Ending("crash", f"{name_of(killed)} ended by {_how(killed.exit_code)}", evidence=evidence)
     if isinstance(code, Unseen):
         return Ending("unknown", f"the exit code could not be seen: {code.reason}", evidence=evidence)
-    if told and code != 0:
+    # vLLM says such words when it is sent away too, and ends with 0 both then and when its engine core was killed.
+    asked = code in {0, -signal.SIGTERM, -signal.SIGINT}
+    if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
     return _by_code(code, evidence, was_ready=was_ready)
 
@@ -102,6 +104,10 @@ def _first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, 
         if named or (member.exit_code < 0 and not rules.workers):
             return member
     return None
+
+
+def _worker_end_unseen(departed: tuple[Departed, ...], rules: Rules) -> bool:
+    return any(isinstance(d.exit_code, Unseen) and matches(rules.workers, d.title) for d in departed)
 
 
 def name_of(member: Departed) -> str:

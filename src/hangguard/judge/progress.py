@@ -18,8 +18,9 @@ from hangguard.judge.rules import TRACKERS, matches
 WINDOW = 5.0
 """Seconds over which rates are judged. Ticks of 10 ms reach 4 % of a core in 1 s where the truth is 1.5 %."""
 
-GAP = 3.0
-"""A hole between samples longer than this was not watched: no stillness is counted across it."""
+GAP = 12.0
+"""A hole between samples longer than this was not watched: no stillness is counted across it. Shorter ones
+come from probes that use up their deadlines; the counters are cumulative and tell what happened meanwhile."""
 
 CPU_RATE, CPU_RATE_PER_THREAD, CPU_SLACK = 0.02, 0.0002, 0.03
 """Of a core per process: hung processes reached 1.73 % with 100 threads (about 0.017 % a thread, polling)."""

@@ -38,7 +38,7 @@ _CLOSED_WITHIN = 2.0
 
 
 class StacksProbe:
-    """Takes the stacks of all members, when asked: it stops each of them for some milliseconds."""
+    """Takes the stacks of all members, when asked: dear, but it stops nobody."""
 
     field: ClassVar[str] = "stacks"
     after: ClassVar[tuple[str, ...]] = ("tree",)
@@ -63,7 +63,7 @@ class StacksProbe:
 
 PROBES: tuple[ProbeFactory, ...] = (
     lambda target, _shared: ProcessProbe(target),
-    lambda target, _shared: LogProbe(target.log_path, within=target.probe_within),
+    lambda target, _shared: LogProbe(target.log_path, within=target.probe_within, telling=target.telling),
     PortProbe,
     HealthProbe,
     ReadinessProbe,

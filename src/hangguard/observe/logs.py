@@ -18,8 +18,8 @@ _PARTIAL = 64 * 1024
 """What is kept of a line without an end."""
 _LINE = 8 * 1024
 """What is passed on of a line."""
-_FIRST = _LAST = 200
-"""Lines passed on of one look; the middle of a flood is left out."""
+_FIRST = _LAST = _TELLING = 200
+"""Lines passed on of one look; of the middle of a flood only those that tell something."""
 
 _ENDS = re.compile(rb"[\r\n]+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[ -/]*[0-~])")
@@ -36,8 +36,12 @@ class LogProbe:
     field: ClassVar[str] = "log"
     after: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, path: str | None, *, within: float, budget: int = _BUDGET) -> None:
-        self._follower = _Follower(path, budget) if path is not None else None
+    def __init__(
+        self, path: str | None, *, within: float, budget: int = _BUDGET, telling: tuple[str, ...] = ()
+    ) -> None:
+        """``telling``: patterns of lines that are never left out (an engine's markers and symptoms)."""
+        pattern = re.compile("|".join(f"(?:{one})" for one in telling).encode()) if telling else None
+        self._follower = _Follower(path, budget, pattern) if path is not None else None
         self._within = within
         self._lane = Lane("log")
 
@@ -60,8 +64,9 @@ class LogProbe:
 class _Follower:
     """Where the reading of one file stands. Runs in the lane."""
 
-    def __init__(self, path: str, budget: int) -> None:
+    def __init__(self, path: str, budget: int, telling: re.Pattern[bytes] | None = None) -> None:
         self._path = path
+        self._telling = telling
         self._budget = budget
         self._file: int | None = None
         self._offset = 0
@@ -73,7 +78,7 @@ class _Follower:
         """Read on. The file stays open: a server goes on writing into one that was removed."""
         if self._file is None:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        lines = _Lines()
+        lines = _Lines(self._telling)
         size = os.fstat(self._file).st_size
         if size < self._offset:  # truncated in place: what comes now is new
             self._start_over()
@@ -166,26 +171,38 @@ class _Splitter:
 
 
 class _Lines:
-    """The lines of one look: the first and the last ones."""
+    """The lines of one look: the first and the last ones, and between them those that tell something."""
 
-    def __init__(self) -> None:
+    def __init__(self, telling: re.Pattern[bytes] | None) -> None:
+        self._telling = telling
         self._first: list[bytes] = []
-        self._last: deque[bytes] = deque(maxlen=_LAST)
+        self._between: list[bytes] = []
+        self._last: deque[bytes] = deque()
         self._count = 0
 
     def add(self, line: bytes) -> None:
-        if line:
-            self._count += 1
-            (self._first if len(self._first) < _FIRST else self._last).append(line)
+        if not line:
+            return
+        self._count += 1
+        if len(self._first) < _FIRST:
+            self._first.append(line)
+            return
+        self._last.append(line)
+        if len(self._last) > _LAST:
+            self._leave_out(self._last.popleft())
+
+    def _leave_out(self, line: bytes) -> None:
+        if self._telling is not None and len(self._between) < _TELLING and self._telling.search(line):
+            self._between.append(line)
 
     @property
     def left_out(self) -> int:
-        """Return how many are neither among the first nor among the last."""
-        return self._count - len(self._first) - len(self._last)
+        """Return how many are not passed on."""
+        return self._count - len(self._first) - len(self._between) - len(self._last)
 
     def passed_on(self) -> tuple[str, ...]:
         """Return them as clean text, without the empty ones."""
-        cleaned = (_clean(line) for line in (*self._first, *self._last))
+        cleaned = (_clean(line) for line in (*self._first, *self._between, *self._last))
         return tuple(line for line in cleaned if line)
 
 

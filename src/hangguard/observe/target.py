@@ -21,6 +21,8 @@ class Target:
     """The launched process: (pid, start time in clock ticks since boot)."""
     log_path: str | None
     launch: Launch
+    telling: tuple[str, ...] = ()
+    """Patterns of log lines that must be passed on even out of a flood."""
     health_path: str | None = None
     request: Request | None = None
     """Readiness in the engine's own way."""

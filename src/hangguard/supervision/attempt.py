@@ -157,7 +157,7 @@ class RunningAttempt:
             stopped=stopped,
             gpu_baseline=self.samples[0].gpus if self.samples else Unseen("no sample was taken"),
             look_at_gpus=self._look_at_gpus,
-            who_listens=self.run.world.who_listens,
+            who_listens=lambda port: self.run.world.who_listens(port, self.launch.host),
             shm_before=self.shm_before,
             within=limits.release_within,
             clock=self.run.world.clock,
@@ -281,6 +281,7 @@ def target_of(run: Run, launch: Launch, guarded: Guarded, log_path: str | None) 
         root=(guarded.pid, guarded.started),
         log_path=log_path,
         launch=launch,
+        telling=(*(m.pattern for m in run.engine.markers), *(s.pattern for s in run.engine.symptoms)),
         health_path=run.engine.health_path,
         request=run.engine.ready(launch) if run.engine.ready else None,
         ready=run.ready,
@@ -292,7 +293,7 @@ def target_of(run: Run, launch: Launch, guarded: Guarded, log_path: str | None) 
 
 async def refuse_a_taken_port(run: Run, launch: Launch) -> None:
     """Refuse when somebody listens where the server would answer: his answers would pass for ours."""
-    listener = await run.world.who_listens(launch.port)
+    listener = await run.world.who_listens(launch.port, launch.host)
     if listener is not None and not isinstance(listener, Unseen):
         raise PortInUse(launch.port, listener)
 

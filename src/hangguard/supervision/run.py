@@ -38,7 +38,7 @@ async def look_who_listens(port: int) -> Listener | Unseen | None:
     """Return who listens on a port, in a thread of our own."""
     lane = Lane("hangguard-port")
     try:
-        return await lane.ask(lambda: who_listens(port), within=LOOK_WITHIN)
+        return await lane.ask(lambda: who_listens(port, host=host), within=LOOK_WITHIN)
     except OSError as problem:
         return Unseen(str(problem))
     finally:
