@@ -34,8 +34,8 @@ class Watcher(Protocol):
         ...
 
 
-async def look_who_listens(port: int) -> Listener | Unseen | None:
-    """Return who listens on a port, in a thread of our own."""
+async def look_who_listens(port: int, host: str) -> Listener | Unseen | None:
+    """Return who listens where a server on ``host`` and ``port`` would, in a thread of our own."""
     lane = Lane("hangguard-port")
     try:
         return await lane.ask(lambda: who_listens(port, host=host), within=LOOK_WITHIN)
@@ -52,7 +52,7 @@ class World:
     clock: Callable[[], float] = time.monotonic
     guarded: Callable[..., AbstractAsyncContextManager[Guarded]] = guarded
     observe: Callable[[Target], AbstractAsyncContextManager[Watcher]] = Observer
-    who_listens: Callable[[int], Awaitable[Listener | Unseen | None]] = look_who_listens
+    who_listens: Callable[[int, str], Awaitable[Listener | Unseen | None]] = look_who_listens
     prove_release: Callable[..., Awaitable[Any]] = prove_release
 
 
