@@ -530,3 +530,50 @@ def test_the_dear_sources_are_asked_only_when_flat():
 def test_stacks_that_were_not_asked_for_are_not_missing():
     told = Story().goes(10, **BUSY, stacks=NOT_ASKED)
     assert assess(told.samples, rules()).unseen == ()
+
+
+# ------------------------------------------------------------------------- two agreeing looks at stacks
+
+
+def test_one_look_at_the_stacks_is_not_enough():
+    told = seed().goes(5).goes(80, stacks=Unseen("py-spy died"))
+    memories = watch(told.samples)
+    assert memories[-1].agreement is not None
+    assert "stuck" not in seen(memories)
+    assert "py-spy died" in memories[-1].verdict.why
+
+
+def test_stacks_from_before_a_movement_do_not_count_after_it():
+    told = seed().goes(9).goes(1, **BUSY).goes(80, stacks=Unseen("py-spy died"))
+    assert "stuck" not in seen(watch(told.samples))
+
+
+@pytest.mark.parametrize("pid", [100, 102])
+def test_a_member_whose_stack_is_refused_costs_the_long_patience(pid):
+    told = seed().goes(80)
+    refused = Unseen("operation not permitted")
+    samples = [
+        replace(s, stacks=tuple(replace(k, threads=refused) if k.pid == pid else k for k in s.stacks))
+        for s in told.samples
+    ]
+    memories = watch(samples)
+    assert "stuck" not in seen(memories)
+    assert "operation not permitted" in memories[-1].verdict.why
+
+
+def test_a_tracker_whose_stack_is_refused_does_not_matter():
+    told = seed().goes(20)
+    samples = [
+        replace(s, stacks=tuple(replace(k, threads=NEVER) if k.pid == 101 else k for k in s.stacks))
+        for s in told.samples
+    ]
+    assert "stuck" in seen(watch(samples))
+
+
+def test_a_known_heartbeat_is_no_news_even_the_first_time():
+    told = seed().goes(8).goes(1, lines=("worker: still waiting, 60 seconds",)).goes(3)
+    assert "stuck" in seen(watch(told.samples))
+
+
+def test_a_channel_that_the_kernel_does_not_tell_is_said_so():
+    assert "the kernel does not tell" in watch(seed().moves_to(102, channel="").goes(20).samples)[-1].verdict.why

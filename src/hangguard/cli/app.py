@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import click
 
@@ -17,7 +16,7 @@ SECONDS = click.FloatRange(min=0.0)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("hangguard"), prog_name="hangguard")
+@click.version_option(package_name="hangguard", prog_name="hangguard")
 def cli() -> None:
     """Start an LLM server, and get one that answers, or the reason why it does not."""
 

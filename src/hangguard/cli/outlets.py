@@ -1,16 +1,24 @@
-"""What is written for others to read: events as JSON lines, the server's log. A reader can never block us."""
+"""What is written for others to read: lines for people, events as JSON, the server's log.
+
+Every outlet has a thread of its own: a reader that is slow, gone, or never came costs lines, never supervision.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import queue
-import sys
+import re
+import select
 import threading
 import time
+from collections.abc import Callable
 from typing import TextIO
 
+from hangguard.errors import BadLaunch
 from hangguard.redact import clean_text, redact
 from hangguard.supervision.events import Event
 
@@ -18,56 +26,117 @@ BACKLOG = 10_000
 FAREWELL = 2.0
 """Seconds that a reader gets at the end to take what is still there."""
 
+TURN = 256 * 1024
+"""Bytes of the log that are followed in one turn of a tenth of a second: a flood costs us a fifth of a core."""
+BEHIND = 16 * 1024 * 1024
+"""Where the reader is further behind the log than this, the middle is left out, and that is said."""
+LONGEST = 16 * 1024
+"""What is passed on of one line, in bytes."""
 
-class EventWriter:
-    """A hook that writes each event as one JSON line, flushed, from a thread of its own.
+_DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/self/fd/(\d+)", re.ASCII)
+_LINE_ENDS = re.compile(rb"\r?\n|\r(?!\n|\Z)")
 
-    A FIFO that nobody reads, a full disk or a reader that went away costs events, never supervision.
-    """
 
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._queue: queue.Queue[Event | None] = queue.Queue(BACKLOG)
+class Outlet(io.TextIOBase):
+    """A text stream onto one descriptor that never blocks its writer. Broken for good once its reader is gone."""
+
+    def __init__(self, stream: TextIO | None, open_: Callable[[], int] | None = None) -> None:
+        self._stream = stream
+        self._open = open_ or (lambda: -1 if stream is None else stream.fileno())
+        self._queue: queue.Queue[bytes | None] = queue.Queue(BACKLOG)
         self._done = threading.Event()
-        threading.Thread(target=self._write_all, name="hangguard-events", daemon=True).start()
+        self.lost = 0
+        """Pieces that were dropped because nobody took them."""
+        self.problem: OSError | None = None
+        threading.Thread(target=self._write_all, name="hangguard-outlet", daemon=True).start()
 
-    def __call__(self, event: Event) -> None:
-        """Queue one event. Never blocks."""
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(event)
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the stream behind."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
 
-    def close(self) -> None:
+    def isatty(self) -> bool:
+        """Return whether a terminal is behind it."""
+        return self._stream is not None and self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Queue a piece. Never blocks."""
+        try:
+            self._queue.put_nowait(text.encode(self.encoding, errors="replace"))
+        except queue.Full:
+            self.lost += 1
+        return len(text)
+
+    def finish(self) -> None:
         """Wait a moment for the reader to take what is queued."""
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
-        self._done.wait(FAREWELL)
+        if not self._done.wait(FAREWELL):
+            self.lost += self._queue.qsize()
 
     def _write_all(self) -> None:
         try:
-            with self._open() as out:
-                while (event := self._queue.get()) is not None:
-                    out.write(json.dumps(event.as_json(), ensure_ascii=True) + "\n")
-                    out.flush()
+            fd = self._open()
+            while (piece := self._queue.get()) is not None:
+                if fd >= 0:
+                    write_whole(fd, piece)
         except OSError as problem:
-            print(f"hangguard: no events are written to {self._where}: {problem}", file=sys.stderr)
+            self.problem = problem
         finally:
             self._done.set()
 
-    def _open(self) -> TextIO:
-        if self._where == "-":
-            return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.fdopen(os.open(self._where, flags, 0o600), "w", encoding="utf-8")
+
+class EventWriter:
+    """A hook that writes each event as one JSON line, at once."""
+
+    def __init__(self, where: str, known: frozenset[str]) -> None:
+        self._known = known
+        self._where = where
+        self._outlet = Outlet(None, _opened(where))
+
+    def __call__(self, event: Event) -> None:
+        """Queue one event. Never blocks."""
+        self._outlet.write(json.dumps(redact(event.as_json(), known=self._known), ensure_ascii=True) + "\n")
+
+    def close(self) -> str:
+        """Wait a moment for the reader; return what was lost, in words."""
+        self._outlet.finish()
+        if self._outlet.problem is not None:
+            return f"no more events could be written to {self._where}: {self._outlet.problem.strerror}"
+        return f"{self._outlet.lost} events were not taken from {self._where}" if self._outlet.lost else ""
+
+
+def is_stdout(where: str | None) -> bool:
+    """Return whether these events go to standard output, under any of its names."""
+    return where in {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+
+
+def _opened(where: str) -> Callable[[], int]:
+    """Open the file of the events, or return how to: a FIFO without a reader is opened by its outlet, which waits.
+
+    Raises :class:`BadLaunch` for a file that cannot be written. Links are not followed, but for the names that
+    a shell gives to open descriptors.
+    """
+    number = 1 if is_stdout(where) else 2 if where == "/dev/stderr" else None
+    if found := _DESCRIPTOR.fullmatch(where):
+        number = int(found[1] or found[2])
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+    try:
+        fd = os.dup(number) if number is not None else os.open(where, flags | os.O_NONBLOCK, 0o600)
+    except OSError as problem:
+        if problem.errno == errno.ENXIO:  # a FIFO that nobody reads, see fifo(7)
+            return lambda: os.open(where, flags, 0o600)
+        raise BadLaunch(f"No events can be written to {where!r}: {problem.strerror}") from problem
+    return lambda: fd
 
 
 class LogFollower:
     """Copies the server's log to a stream as it grows, secrets and control characters out, in its own thread."""
 
-    def __init__(self, out: TextIO, known: frozenset[str]) -> None:
-        self._out = out
+    def __init__(self, out: TextIO | None, known: frozenset[str]) -> None:
+        self._fd = -1 if out is None else out.fileno()
         self._known = known
         self._path: str | None = None
-        self._at_end = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="hangguard-log", daemon=True)
         self._thread.start()
@@ -82,36 +151,72 @@ class LogFollower:
         self._thread.join(FAREWELL)
 
     def _follow(self) -> None:
-        try:
-            done: str | None = None
+        done: str | None = None
+        with contextlib.suppress(OSError):  # the reader is gone; the log itself stays where it is
             while not self._over.is_set() or done != self._path:
                 path = self._path
                 if path is None or path == done:
-                    time.sleep(0.1)
-                    if self._over.is_set():
-                        return
-                    continue
-                self._copy(path)
-                done = path
-        except OSError:
-            return  # the reader is gone; the log itself stays where it is
+                    self._over.wait(0.1)
+                else:
+                    self._copy(path)
+                    done = path
 
     def _copy(self, path: str) -> None:
-        rest = ""
-        with open(path, encoding="utf-8", errors="replace", newline="") as log:  # noqa: PTH123
+        cutter = _Cutter()
+        with open(path, "rb", buffering=0) as log:  # noqa: PTH123
             while True:
-                text = log.read(65536)
-                if text:
-                    *lines, rest = (rest + text).split("\n")
-                    for line in lines:
-                        self._print(line)
-                elif self._path != path or self._over.is_set():
+                is_last = self._path != path or self._over.is_set()
+                behind = os.fstat(log.fileno()).st_size - log.tell()
+                if behind > BEHIND:
+                    log.seek(behind - TURN, os.SEEK_CUR)
+                    self._print(cutter.rest())
+                    self._print(f"[hangguard: {behind - TURN:,} bytes are left out here; {path} has them]".encode())
+                piece = log.read(TURN)
+                for line in cutter.lines(piece):
+                    self._print(line)
+                if not piece and is_last:
                     break
-                else:
-                    time.sleep(0.1)
-        if rest:
-            self._print(rest)
+                time.sleep(0 if is_last else 0.1)
+        self._print(cutter.rest())
 
-    def _print(self, line: str) -> None:
-        self._out.write(clean_text(redact(line.replace("\r", "\n"), known=self._known)) + "\n")
-        self._out.flush()
+    def _print(self, line: bytes | None) -> None:
+        if line is None or self._fd < 0:
+            return
+        text = clean_text(redact(line.decode(errors="replace"), known=self._known))
+        write_whole(self._fd, text.encode() + b"\n")
+
+
+class _Cutter:
+    """Cuts a log into lines, a progress bar into one a step; a line without end costs no memory."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._dropped = 0
+
+    def lines(self, piece: bytes) -> list[bytes]:
+        """Return the lines that end in this piece."""
+        *whole, self._rest = _LINE_ENDS.split(self._rest + piece)
+        lines = [self._short(line) for line in whole]
+        if len(self._rest) > LONGEST:
+            self._dropped += len(self._rest) - LONGEST
+            self._rest = self._rest[:LONGEST]
+        return lines
+
+    def rest(self) -> bytes | None:
+        """Return what has no end yet."""
+        rest, self._rest = self._rest, b""
+        return self._short(rest) if rest else None
+
+    def _short(self, line: bytes) -> bytes:
+        dropped = self._dropped + max(0, len(line) - LONGEST)
+        self._dropped = 0
+        return line if not dropped else line[:LONGEST] + b" [hangguard: %d more bytes in this line]" % dropped
+
+
+def write_whole(fd: int, data: bytes) -> None:
+    """Write all of it, also to a descriptor that somebody has made non-blocking."""
+    while data:
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            select.select((), (fd,), ())

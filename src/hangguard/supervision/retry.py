@@ -20,7 +20,7 @@ class Retry:
     """When to stop trying, and how long to wait before the next attempt.
 
     ``stop`` and ``wait`` are any of tenacity's, combined with ``|``, ``&`` and ``+``; ``None`` means four
-    attempts and a jittered backoff of one to ten seconds. They are asked with a small state that has
+    attempts and a random backoff that grows to at most ten seconds. They are asked with a small state that has
     ``attempt_number``, ``seconds_since_start``, ``upcoming_sleep``, ``idle_for`` and ``outcome``
     (always ``None``): each attempt is another launch, not another call of one function.
     """
@@ -55,5 +55,5 @@ def _filled(retry: Retry) -> tuple[Callable[[Any], bool], Callable[[Any], float]
     import tenacity  # noqa: PLC0415
 
     stop: Callable[[RetryCallState], bool] = retry.stop or tenacity.stop_after_attempt(ATTEMPTS)
-    wait: Callable[[RetryCallState], float] = retry.wait or tenacity.wait_exponential_jitter(initial=0.5, max=10.0)
+    wait: Callable[[RetryCallState], float] = retry.wait or tenacity.wait_random_exponential(multiplier=1.0, max=10.0)
     return stop, wait

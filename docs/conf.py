@@ -1,0 +1,84 @@
+"""Sphinx: furo, MyST, and the numbers of the code, so that the pages cannot drift from it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as version_of
+
+from hangguard import ENGINES, Limits
+from hangguard.engines.generic import GENERIC
+from hangguard.facts import PHASES
+from hangguard.judge import assess, progress, stillness
+from hangguard.supervision.run import additions
+
+project = "hangguard"
+author = "the hangguard authors"
+copyright = "the hangguard authors"
+version = release = version_of("hangguard")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"hangguard {version}"
+python_use_unqualified_type_names = True
+suppress_warnings = ["myst.header"]
+
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+autodoc_default_options = {"members": True, "exclude-members": "__init__, __new__"}
+
+KIB, MIB = 1024, 1024**2
+WHY = {
+    "HANGGUARD_RUN_ID": "finds what belongs together; nothing is ever ended because of it",
+    "SPT_NOENV": "a retitled process (setproctitle) leaves its environment readable",
+    "PYTHONFAULTHANDLER": "Python stacks in the log when a process dies by a fault",
+    "PYTHONUNBUFFERED": "the log is current, not a buffer behind",
+}
+
+
+def number(value: float) -> str:
+    return f"{value:g}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ("---",) * len(head), *rows])
+
+
+def phases_in_words(answers: tuple[str, ...]) -> str:
+    return ", ".join(answers)
+
+
+myst_enable_extensions = ["substitution", "colon_fence"]
+myst_substitutions = {
+    **{name: number(getattr(assess, name)) for name in ("PATIENCE", "PATIENCE_WITHOUT_STACKS", "UNPROVEN", "LOOK_CLOSER")},
+    **{name: number(getattr(progress, name)) for name in ("WINDOW", "GAP", "FAULT_RATE", "FAULT_SLACK", "BUSY_LOOKS")},
+    "APART": number(stillness.APART),
+    "INSIDE_CHANNELS": ", ".join(f"`{channel}`" for channel in stillness.INSIDE_CHANNELS),
+    "BYTE_RATE": number(progress.BYTE_RATE / KIB),
+    "BYTE_SLACK": number(progress.BYTE_SLACK / KIB),
+    "RSS_STEP": number(progress.RSS_STEP / MIB),
+    "GPU_MEMORY_STEP": number(progress.GPU_MEMORY_STEP / MIB),
+    "GPU_BUSY_PERCENT": number(progress.GPU_BUSY_PERCENT),
+    "BUSY_SHARE": number(progress.BUSY_SHARE * 100),
+    "CPU_RATE": number(progress.CPU_RATE * 100),
+    "CPU_RATE_PER_THREAD": number(progress.CPU_RATE_PER_THREAD * 100),
+    "unclear_budget": number(Limits().unclear),
+    "probe_within": number(Limits().probe_within),
+    "stop_grace": number(Limits().stop_grace),
+    "death_grace": number(Limits().death_grace),
+    "phases": ", ".join(PHASES),
+    "fallbacks": table(
+        ("engine", "name", "answers a hang in", "alters", "cost"),
+        [(e.name, f"`{f.name}`", ", ".join(f.answers), f.alters, f.cost) for e in ENGINES for f in e.fallbacks],
+    ),
+    "additions": table(
+        ("variable", "value", "why"),
+        [(f"`{name}`", f"`{value}`", WHY[name]) for name, value in additions("the run's id", GENERIC).items()]
+        + [(f"`{name}`", f"`{value}`", f"{e.name} only") for e in ENGINES for name, value in e.environment],
+    ),
+}
+
+# The standard library's names have no pages here: the build must work without a network, so without intersphinx.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(collections|contextlib|types|typing|os|pathlib|enum|dataclasses|subprocess|anyio|tenacity)\..*"),
+    (r"py:.*", r"(optional|.*\bNone\b.*)"),
+]

@@ -1,0 +1,45 @@
+"""The real SGLang server on the CPU, deadlocked where CUDA graphs are captured, and its cure."""
+
+import httpx
+from real_engines import sglang_command, sglang_environment
+
+from hangguard import Limits, supervise
+
+
+def test_a_deadlock_at_graph_capture_is_found_and_cured_by_the_ladder(sglang_env, tiny_gpt2, tmp_path):
+    """S5: the scheduler deadlocks in init_cuda_graphs, after ``Memory pool end``. Stuck in graph-capture; cured."""
+    env = sglang_environment(cache_dir=tmp_path / "cache", fault="graph-lock")
+    with supervise(
+        sglang_command(sglang_env, tiny_gpt2, "{port}"),
+        env=env,
+        fallbacks="auto",
+        limits=Limits(stop_grace=5),
+        run_dir=tmp_path / "run",
+    ) as server:
+        reply = httpx.post(
+            f"{server.url}/v1/completions",
+            json={"model": "tiny", "prompt": "hello", "max_tokens": 4},
+            timeout=60,
+            trust_env=False,
+        )
+        assert reply.status_code == 200
+        assert [change.name for change in server.changes] == ["no-cuda-graph"]
+        (stuck,) = server.history
+    assert (stuck.verdict.verdict, stuck.verdict.kind, stuck.verdict.phase) == ("stuck", "idle", "graph-capture")
+    assert stuck.settled_at - stuck.last_movement_at < 15
+    assert any("init_cuda_graphs" in s or "act" in s for s in stuck.verdict.suspects)
+    assert stuck.release.answer == "released"
+
+
+def test_a_healthy_start_is_never_called_stuck(sglang_env, tiny_gpt2, tmp_path):
+    """A plain start: moving until ready; then a busy scheduler that polls is still just ready."""
+    told = []
+    env = sglang_environment(cache_dir=tmp_path / "cache")
+    with supervise(
+        sglang_command(sglang_env, tiny_gpt2, "{port}"),
+        env=env,
+        run_dir=tmp_path / "run",
+        hooks=[lambda event: told.append(event.as_json())],
+    ) as server:
+        assert server.changes == ()
+    assert {event["verdict"] for event in told if event["event"] == "verdict"} <= {"moving", "ready"}
