@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version as version_of
 
 from hangguard import ENGINES, Limits
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import PHASES
-from hangguard.judge import assess, progress, stillness
+from hangguard.judge import progress, stillness
 from hangguard.supervision.run import additions
+
+assess = import_module("hangguard.judge.assess")  # the name in the package is the function's
 
 project = "hangguard"
 author = "the hangguard authors"
@@ -43,14 +46,16 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ("---",) * len(head), *rows])
 
 
-def phases_in_words(answers: tuple[str, ...]) -> str:
-    return ", ".join(answers)
-
-
 myst_enable_extensions = ["substitution", "colon_fence"]
 myst_substitutions = {
-    **{name: number(getattr(assess, name)) for name in ("PATIENCE", "PATIENCE_WITHOUT_STACKS", "UNPROVEN", "LOOK_CLOSER")},
-    **{name: number(getattr(progress, name)) for name in ("WINDOW", "GAP", "FAULT_RATE", "FAULT_SLACK", "BUSY_LOOKS")},
+    **{
+        name: number(getattr(module, name))
+        for module, names in (
+            (assess, ("PATIENCE", "PATIENCE_WITHOUT_STACKS", "UNPROVEN", "LOOK_CLOSER")),
+            (progress, ("WINDOW", "GAP", "FAULT_RATE", "FAULT_SLACK", "BUSY_LOOKS")),
+        )
+        for name in names
+    },
     "APART": number(stillness.APART),
     "INSIDE_CHANNELS": ", ".join(f"`{channel}`" for channel in stillness.INSIDE_CHANNELS),
     "BYTE_RATE": number(progress.BYTE_RATE / KIB),
@@ -80,5 +85,4 @@ myst_substitutions = {
 # The standard library's names have no pages here: the build must work without a network, so without intersphinx.
 nitpick_ignore_regex = [
     (r"py:.*", r"(collections|contextlib|types|typing|os|pathlib|enum|dataclasses|subprocess|anyio|tenacity)\..*"),
-    (r"py:.*", r"(optional|.*\bNone\b.*)"),
 ]

@@ -17,9 +17,11 @@ RUN_WITHIN = 100
 
 
 def blocks():
-    for page in PAGES:
-        for number, found in enumerate(BLOCK.finditer(page.read_text()), start=1):
-            yield pytest.param(found, id=f"{page.name}-{number}")
+    return [
+        pytest.param(found, id=f"{page.name}-{number}")
+        for page in PAGES
+        for number, found in enumerate(BLOCK.finditer(page.read_text()), start=1)
+    ]
 
 
 def run_python(*words):

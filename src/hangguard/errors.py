@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from hangguard.facts import Attempt, Diagnosis, Listener, Release
 
 
-def _rebuild(kind: type[HangguardError], fields: dict[str, Any]) -> HangguardError:
+def _rebuild(kind: type[HangguardError], args: tuple[Any, ...], fields: dict[str, Any]) -> HangguardError:
     error = kind.__new__(kind)
-    Exception.__init__(error, fields)
+    Exception.__init__(error, *args)
     error.__dict__.update(fields)
     return error
 
@@ -38,7 +38,7 @@ class HangguardError(Exception):
     """The base. Catch it to catch everything that hangguard raises by itself."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), dict(self.__dict__)))
+        return (_rebuild, (type(self), self.args, dict(self.__dict__)))
 
     def __str__(self) -> str:
         return self.text()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ _COUNT = re.compile(r"\d+(?:[.,]\d+)*%?", re.ASCII)
 
 
 def redact(value: T, known: Iterable[str] = ()) -> T:
-    """Return the text or the JSON-like value (mappings, lists, tuples) without secrets.
+    """Return the text, the JSON-like value (mappings, lists, tuples) or the fact without secrets.
 
     Nothing else is changed, and doing it twice changes nothing more. ``known``: literal secrets, see
     :func:`secrets_of`.
@@ -196,6 +197,9 @@ def _value(value: Any, literals: tuple[str, ...]) -> Any:
             return _like(value, _words(value, literals))
         case list() | tuple():
             return _like(value, [_value(member, literals) for member in value])
+        case _ if is_dataclass(value) and not isinstance(value, type):  # a fact or an event stays one
+            changed = {f.name: _member(f.name, getattr(value, f.name), literals) for f in fields(value) if f.init}
+            return replace(value, **changed)
         case _:
             return value
 

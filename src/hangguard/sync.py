@@ -26,7 +26,7 @@ from hangguard.redact import secrets_of
 from hangguard.store import open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook
 from hangguard.supervision.events import Event
-from hangguard.supervision.handle import AsyncServer, AsyncSupervision
+from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnDeath, OnHang, ReadyCheck, Run
 
@@ -71,8 +71,20 @@ def supervise(
     Raises :class:`BadLaunch`, :class:`CommandNotFound` or :class:`CommandNotExecutable` at once. Entering the
     block raises :class:`GaveUp` when no attempt became ready, and :class:`Refused` when nothing could start.
     """
+    words = "'auto', 'any', None or a sequence of Fallback"
+    _need(isinstance(command, (str, Sequence)) and not isinstance(command, bytes), command=command, a="text or words")
+    _need(url is None or isinstance(url, str), url=url, a="text or None")
+    _need(ready is None or isinstance(ready, str) or callable(ready), ready=ready, a="a path, a callable or None")
+    _need(fallbacks in {None, "auto", "any"} if _is_plain(fallbacks) else _are_fallbacks(fallbacks), fallbacks=fallbacks, a=words)
+    _need(env is None or isinstance(env, Mapping), env=env, a="a mapping or None")
+    _need(limits is None or isinstance(limits, Limits), limits=limits, a="Limits(…) or None")
+    _need(retry is None or isinstance(retry, Retry), retry=retry, a="Retry(…) or None")
+    _need(on_hang in {"act", "report"}, on_hang=on_hang, a="'act' or 'report'")
+    _need(on_death in {"stop", "keep"}, on_death=on_death, a="'stop' or 'keep'")
+    _need(isinstance(hooks, Sequence) and all(map(callable, hooks)), hooks=hooks, a="a sequence of callables")
     launch, known_engine = read_command(command, engine=engine, url=url, env=env, cwd=cwd)
-    folder = open_run_folder(run_dir, secrets_of(launch))
+    known = secrets_of(launch)
+    folder = open_run_folder(run_dir, known)
     run = Run(
         launch=launch,
         engine=known_engine,
@@ -85,7 +97,7 @@ def supervise(
         on_death=on_death,
         pristine=pristine,
         folder=folder,
-        announcer=Announcer(hooks),
+        announcer=Announcer(hooks, known),
     )
     return Supervision(run)
 
@@ -101,6 +113,7 @@ class Server:
         self._server = server
         self._portal = portal
         self._owner = os.getpid()
+        self._over = False
 
     @property
     def url(self) -> str:
@@ -182,13 +195,20 @@ class Server:
         return iter(lambda: self._call(subscription.next_or_none), None)
 
     def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        _only_here(self._owner)
+        self._check()
         outcome: T = self._portal.call(method, *args)
         return outcome
 
     def _call_plain(self, method: Callable[[], T]) -> T:
-        _only_here(self._owner)
+        self._check()
         return self._portal.call(method)
+
+    def _check(self) -> None:
+        if self._owner != os.getpid():
+            raise WrongProcess(self._owner, os.getpid())
+        if self._over:
+            msg = "the block was left and the server is stopped; what stays are its attempt, history and returncode"
+            raise RuntimeError(msg)
 
 
 class Supervision(AsyncSupervision):
@@ -201,9 +221,13 @@ class Supervision(AsyncSupervision):
     _portal_context: AbstractContextManager[BlockingPortal]
     _portal: BlockingPortal
     _leave_now: anyio.Event | None = None
+    _handle: Server | None = None
+    _closed = False
 
     def __enter__(self) -> Server:
         """Start the server; return when it has answered. See :func:`supervise` for what it raises."""
+        if self._owner is not None or self._server is not None:
+            raise entered_before()
         self._owner = os.getpid()
         self._portal_context = start_blocking_portal("asyncio")
         self._portal = self._portal_context.__enter__()
@@ -214,7 +238,8 @@ class Supervision(AsyncSupervision):
         except BaseException as error:
             self._close_portal(error)
             raise
-        return Server(server, self._portal)
+        self._handle = Server(server, self._portal)
+        return self._handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -230,7 +255,7 @@ class Supervision(AsyncSupervision):
 
     def close(self) -> None:
         """Leave the block that :meth:`start` entered. Closing twice does nothing."""
-        if self._owner is not None and not self._block.done():
+        if self._owner is not None and not self._closed:
             self.__exit__(None, None, None)
 
     # ------------------------------------------------------------------------------------ below
@@ -252,6 +277,7 @@ class Supervision(AsyncSupervision):
 
     def _close_portal(self, error: BaseException | None) -> None:
         """Leave the block and wait for the proof. Ctrl-C meanwhile ends the grace, not the proof."""
+        self._closed = True
         interrupted: KeyboardInterrupt | None = None
         asked: Future[None] | None = None
         while not self._block.done():
@@ -262,6 +288,8 @@ class Supervision(AsyncSupervision):
                 interrupted = again
                 self.hurry()
         self._portal_context.__exit__(None, None, None)
+        if self._handle is not None:
+            self._handle._over = True  # noqa: SLF001 - the two are one
         failure = self._block.exception()
         if interrupted is not None:
             raise interrupted
@@ -273,8 +301,3 @@ class Supervision(AsyncSupervision):
             self._leave_now.set()
         else:
             self._scope.cancel()
-
-
-def _only_here(owner: int) -> None:
-    if owner != os.getpid():
-        raise WrongProcess(owner, os.getpid())

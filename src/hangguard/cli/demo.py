@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import anyio
+from rich.table import Table
+from rich.text import Text
 
-from hangguard.cli.exits import ASKED, exit_code_of
-from hangguard.cli.live import Terminal
-from hangguard.errors import HangguardError
+from hangguard.cli.exits import exit_code_of
+from hangguard.cli.live import Terminal, from_home
+from hangguard.cli.run import until_the_end
 from hangguard.facts import Attempt, Limits
 from hangguard.supervision.events import Event
-from hangguard.sync import Supervision, supervise
+from hangguard.supervision.handle import AsyncServer
+from hangguard.sync import supervise
 from hangguard.testing import little_server_command
 
 READY_WITHIN = 55.0
+
+OPENING = """\
+A small real server: four processes, memory held, no GPU, no model. It deadlocks at graph capture:
+two threads, two locks; no error, no port, 0 % CPU. hangguard must find out, and bring it up anyway.
+"""
 
 
 def run_demo(*, as_json: bool) -> int:
@@ -33,35 +40,22 @@ def run_demo(*, as_json: bool) -> int:
     )
     terminal = Terminal(quiet=as_json, events_on_stdout=as_json, supervision=supervision)
     hooks.append(terminal.tell)
-    if not as_json:
-        print("A small server of several processes, memory held, no GPU and no model. It deadlocks at graph capture:")
-        print("two threads and two locks. No error, no port, 0 % CPU. hangguard finds out and starts it again.\n")
-        sys.stdout.flush()
-    failure, answer = anyio.run(_tell, supervision, terminal)
+    terminal.print(OPENING)
+    failure, last = anyio.run(until_the_end, supervision, terminal, _stop_at_once)
     document = summary(supervision.history, time.monotonic() - began)
     if as_json:
         print(json.dumps(document, indent=1))
     else:
-        _print_story(document, answer, failure)
-    if isinstance(failure, Exception) and not isinstance(failure, HangguardError):
-        raise failure
-    last = supervision.history[-1] if supervision.history else None
-    return ASKED if failure is None else exit_code_of(failure, last, pass_through=False)
+        _print_story(terminal, supervision.history, document)
+    code = exit_code_of(failure, last, pass_through=False)
+    if failure is not None or not document["ready"]:
+        terminal.last_line(failure, last, code)
+    terminal.finish()
+    return code
 
 
-async def _tell(supervision: Supervision, terminal: Terminal) -> tuple[Exception | None, str]:
-    async with anyio.create_task_group() as group:
-        group.start_soon(terminal.show)
-        try:
-            async with supervision as server:
-                now = supervision.now
-                reply = now.samples[-1].answer if now is not None and now.samples else None
-                answer = f"{server.url} answered: {getattr(reply, 'detail', '') or 'a completion'}"
-        except Exception as error:  # noqa: BLE001 - told, and turned into an exit code by the caller
-            return error, ""
-        finally:
-            group.cancel_scope.cancel()
-    return None, answer
+async def _stop_at_once(_server: AsyncServer) -> None:
+    """It has answered: that is the end of the story."""
 
 
 def summary(history: tuple[Attempt, ...], seconds: float) -> dict[str, Any]:
@@ -88,16 +82,31 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _print_story(document: dict[str, Any], answer: str, failure: Exception | None) -> None:
-    print()
-    for attempt in document["attempts"]:
-        kind = f" ({attempt['kind']})" if attempt["kind"] else ""
-        changed = f", with {', '.join(attempt['fallbacks'])}" if attempt["fallbacks"] else ""
-        after = f", {attempt['seconds_to_verdict']} s after the last movement" if attempt["verdict"] == "stuck" else ""
-        print(
-            f"  attempt {attempt['number']}{changed}: {attempt['verdict']}{kind} in {attempt['phase']}{after}; "
-            f"then {attempt['released']}"
+def _print_story(terminal: Terminal, history: tuple[Attempt, ...], document: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for heading in ("attempt", "with", "verdict", "phase", "found after", "then"):
+        table.add_column(heading, justify="right" if heading == "found after" else "left", no_wrap=True)
+    for told in document["attempts"]:
+        kind = f" ({told['kind']})" if told["kind"] else ""
+        found = f"{told['seconds_to_verdict']:.1f} s" if told["verdict"] == "stuck" else "-"
+        changed = ", ".join(told["fallbacks"]) or "as asked for"
+        style = "green" if told["verdict"] == "ready" else "red"
+        verdict = Text(told["verdict"] + kind, style)
+        table.add_row(str(told["number"]), changed, verdict, told["phase"], found, told["released"])
+    terminal.print()
+    terminal.print(table)
+    terminal.print()
+    hung = [attempt for attempt in history if attempt.verdict.verdict == "stuck"]
+    if document["ready"] and hung:
+        changes = " and ".join(change.change.removeprefix("+ ") for change in history[-1].changes)
+        waited = hung[0].settled_at - hung[0].last_movement_at
+        terminal.print(
+            Text(
+                f"Hung at {hung[0].verdict.phase}, found out {waited:.1f} s after its last movement, ended with proof,"
+            )
         )
-    left = document["left_behind"]
-    print(f"\n  {answer or failure}")
-    print(f"  {document['seconds']} s in all. Left behind: {', '.join(left) if left else 'nothing'}.")
+        terminal.print(Text(f"started again with {changes}: it answered a request.", "bold green"))
+    left = ", ".join(document["left_behind"]) or "nothing"
+    terminal.print(f"{document['seconds']:.0f} s in all. Left behind: {left}.")
+    if hung and hung[0].evidence_path is not None:
+        terminal.print(f"Evidence: {from_home(hung[0].evidence_path)}")

@@ -13,7 +13,7 @@ from hangguard.errors import (
     Refused,
     ServerLost,
 )
-from hangguard.facts import Attempt
+from hangguard.facts import Attempt, Exited
 
 ASKED, INTERNAL, USAGE = 0, 1, 2
 USED_UP, PERMANENT, LEFT, REFUSED, LOST, TOO_LATE = 10, 11, 12, 13, 14, 124
@@ -28,27 +28,35 @@ def exit_code_of(failure: BaseException | None, last: Attempt | None, *, pass_th
 
     ``pass_through``: one attempt and no fallbacks, so a non-zero code of the server itself is given as it is.
     """
-    before_launch: tuple[tuple[type[BaseException], int], ...] = (
-        (BadLaunch, USAGE),
-        (CommandNotExecutable, NOT_EXECUTABLE),
-        (CommandNotFound, NOT_FOUND),
-        (Refused, REFUSED),
-    )
-    for kind, code in before_launch:
-        if isinstance(failure, kind):
-            return code
-    left = last is not None and last.release is not None and bool(last.release.left_behind)
-    if left or isinstance(failure, LeftBehind):
+    match failure:
+        case BadLaunch():
+            return USAGE
+        case CommandNotExecutable():
+            return NOT_EXECUTABLE
+        case CommandNotFound():
+            return NOT_FOUND
+        case Refused():
+            return REFUSED
+        case _:
+            return _after_launch(failure, last, pass_through=pass_through)
+
+
+def _after_launch(failure: BaseException | None, last: Attempt | None, *, pass_through: bool) -> int:
+    if isinstance(failure, LeftBehind) or (last is not None and last.release is not None and last.release.left_behind):
         return LEFT
-    if pass_through and isinstance(failure, (GaveUp, ServerLost)) and last is not None and last.exit_code:
-        return last.exit_code if last.exit_code > 0 else SIGNAL_BASE - last.exit_code
-    after_launch: tuple[tuple[type[BaseException], int], ...] = (
-        (NotReadyInTime, TOO_LATE),
-        (Permanent, PERMANENT),
-        (GaveUp, USED_UP),
-        (ServerLost, LOST),
-    )
-    for kind, code in after_launch:
-        if isinstance(failure, kind):
-            return code
-    return ASKED if failure is None else INTERNAL
+    own_end = last if last is not None and isinstance(last.verdict, Exited) else None
+    if pass_through and isinstance(failure, (GaveUp, ServerLost)) and own_end is not None and own_end.exit_code:
+        return own_end.exit_code if own_end.exit_code > 0 else SIGNAL_BASE - own_end.exit_code
+    match failure:
+        case NotReadyInTime():
+            return TOO_LATE
+        case Permanent():
+            return PERMANENT
+        case GaveUp() if own_end is not None and own_end.exit_code == 0:
+            return LOST  # it ended unasked, and called that a success
+        case GaveUp():
+            return USED_UP
+        case ServerLost():
+            return LOST
+        case _:
+            return ASKED if failure is None else INTERNAL

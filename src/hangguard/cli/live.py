@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import textwrap
 import time
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 import anyio
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.spinner import Spinner
 from rich.text import Text
 
-from hangguard.errors import HangguardError
-from hangguard.facts import Attempt, Sample, Tree
+from hangguard.act._tree import is_alive
+from hangguard.cli.exits import LEFT
+from hangguard.cli.outlets import Outlet
+from hangguard.errors import GaveUp, HangguardError
+from hangguard.facts import AppliedChange, Attempt, Release, Sample, Tree
 from hangguard.redact import clean_text
 from hangguard.supervision import events as happened
 
@@ -23,6 +28,10 @@ if TYPE_CHECKING:
     from hangguard.sync import Supervision
 
 PER_SECOND = 4
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+PLAIN_FRAMES = "|/-\\"
+INDENT = " " * 11
+"""As wide as a time stamp."""
 
 
 class Terminal:
@@ -30,106 +39,227 @@ class Terminal:
 
     def __init__(self, *, quiet: bool, events_on_stdout: bool, supervision: Supervision) -> None:
         self._quiet = quiet
-        self._supervision = supervision
-        self.is_live = sys.stdout.isatty() and not quiet and not events_on_stdout
-        self._console = Console(file=sys.stdout if self.is_live else sys.stderr, highlight=False, soft_wrap=True)
+        self.supervision = supervision
+        self.is_live = not quiet and not events_on_stdout and sys.stdout is not None and sys.stdout.isatty()
+        self._out = Outlet(sys.stdout if self.is_live else sys.stderr)
+        self._console = Console(file=cast("IO[str]", self._out), highlight=False, soft_wrap=True)
+        self._frames = FRAMES if "utf" in self._out.encoding.lower() else PLAIN_FRAMES
         self._started = time.monotonic()
+        self._stopping: tuple[float, str] | None = None
         self.follower: LogFollower | None = None
+        logging.getLogger("hangguard").addHandler(_Notes(self))
 
     def tell(self, event: happened.Event) -> None:
         """Print what happened, where it is worth a line."""
-        if isinstance(event, happened.Launched) and self.follower is not None:
-            self.follower.follow(self._supervision.log_path(event.attempt))
-        if line := _line_for(event):
-            self.say(line)
+        if isinstance(event, happened.Launched):
+            self._begin(event.attempt)
+        if isinstance(event, happened.Stopping):
+            self._stopping = (time.monotonic(), _short_why(event))
+        line, style = _line_for(event)
+        if line:
+            self.say(line, style)
 
-    def say(self, line: str) -> None:
-        """Print one line, unless quiet."""
+    def say(self, line: str, style: str = "") -> None:
+        """Print one line with its time, unless quiet."""
         if not self._quiet:
-            stamp = f"{time.monotonic() - self._started:7.1f} s"
-            self._console.print(Text.assemble((stamp, "dim"), "  ", clean_text(line)))
+            stamp = f"{time.monotonic() - self._started:7.1f} s  "
+            self._console.print(Text.assemble((stamp, "dim"), (self._wrapped(clean_text(line)), style)))
+
+    def print(self, text: RenderableType = "") -> None:
+        """Print as it is, unless quiet."""
+        if not self._quiet:
+            self._console.print(text)
 
     async def show(self) -> None:
         """Keep the live line current, until cancelled."""
         if not self.is_live:
             return
-        spinner = Spinner("dots", text="starting")
-        with Live(spinner, console=self._console, refresh_per_second=PER_SECOND, transient=True):
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
             while True:
-                spinner.update(text=Text(self._line_of_truth(), no_wrap=True, overflow="ellipsis"))
+                live.update(self._live_line(), refresh=True)
                 await anyio.sleep(1 / PER_SECOND)
 
     def last_line(self, failure: BaseException | None, last: Attempt | None, code: int) -> None:
-        """Print how it ended, loudly where the server ran changed."""
-        if isinstance(failure, HangguardError):
-            text = Text(clean_text(f"hangguard: {failure}"), "bold red")
-        else:
-            text = Text("hangguard: ended as asked; nothing is left behind", "bold green")
+        """Print how it ended, in one line that is loud where the server ran changed; the story goes before it."""
+        headline, *story = _ending(failure, last, code)
+        for line in story:
+            self.print(Text(f"  {clean_text(line)}", "red"))
+        text = Text(f"hangguard: {clean_text(headline)}", "bold green" if code == 0 else "bold red")
         if last is not None and last.was_ready and last.changes:
-            changes = ", ".join(f"{c.name} ({c.change}; alters {c.alters})" for c in last.changes)
-            text.append(f"\nIT RAN CHANGED: {clean_text(changes)}", "bold yellow")
-        text.append(f"  [exit code {code}]", "dim")
+            text.append(f" IT RAN CHANGED: {clean_text(_changes(last.changes))}.", "bold yellow")
+        text.append(f" [exit code {code}]", "dim")
         self._console.print(text)
 
-    def _line_of_truth(self) -> str:
-        now = self._supervision.now
+    def finish(self) -> None:
+        """Wait a moment for whoever reads."""
+        self._out.finish()
+
+    # ------------------------------------------------------------------------------------ below
+
+    def _begin(self, attempt: int) -> None:
+        self._stopping = None
+        path = self.supervision.log_path(attempt)
+        if self.follower is not None:
+            self.follower.follow(path)
+        if attempt == 1 and path is not None:
+            self.say(f"log and evidence: {from_home(os.path.dirname(path))}", "dim")  # noqa: PTH120 - a string
+
+    def _wrapped(self, line: str) -> str:
+        """Break at words on a terminal; elsewhere one event is one line, for grep."""
+        if not self.is_live:
+            return line
+        width = max(20, self._console.width - len(INDENT))
+        return f"\n{INDENT}".join(textwrap.wrap(line, width, break_on_hyphens=False)) or line
+
+    def _live_line(self) -> Text:
+        frame = self._frames[int(time.monotonic() * PER_SECOND) % len(self._frames)]
+        parts = self._parts_of_truth()
+        while len(parts) > 2 and len(" · ".join(parts)) > self._console.width - 4:
+            parts.pop()  # the last is the least
+        line = Text(f"{frame} {clean_text(' · '.join(parts))}", "cyan", no_wrap=True, overflow="ellipsis")
+        line.truncate(self._console.width - 1, overflow="ellipsis")  # a full line would wrap on some terminals
+        return line
+
+    def _parts_of_truth(self) -> list[str]:
+        """What is true now, the most important first."""
+        now = self.supervision.now
         if now is None:
-            return "nothing runs"
-        verdict = now.memory.verdict
-        parts = [f"attempt {now.number}", verdict.phase, _what_moves(now)]
-        if now.samples:
-            parts.append(_sizes(now.samples[-1]))
-        parts.append(f"{time.monotonic() - now.started_at:.0f} s")
-        return clean_text(" · ".join(part for part in parts if part))
+            tried = len(self.supervision.history)
+            return [f"attempt {tried + 1} follows in a moment" if tried else "starting"]
+        elapsed = f"{_duration(time.monotonic() - now.started_at)} since launch"
+        if self._stopping is not None:
+            began, why = self._stopping
+            left = sum(is_alive(member) for member in now.guarded.members)
+            left_now = _count(left, "process", "processes")
+            what = f"stopping ({why}): {left_now} left after {_duration(time.monotonic() - began)}"
+            return [what, "Ctrl-C ends the grace"]
+        head = f"attempt {now.number}"
+        if now.memory.ready_at is not None:
+            return [f"READY at {now.launch.url}", *_sizes(now.samples[-1]), head, elapsed]
+        return [head, now.memory.verdict.phase, _what_moves(now), *_sizes_of(now), elapsed]
+
+
+class _Notes(logging.Handler):
+    """Warnings of the library's own, without a detour that could block."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(logging.WARNING)
+        self._terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._terminal.say(f"note: {record.getMessage()}", "yellow")
+
+
+def _ending(failure: BaseException | None, last: Attempt | None, code: int) -> list[str]:
+    """Return the headline, and the lines of the story that goes before it."""
+    left = last.release if last is not None else None
+    if isinstance(failure, GaveUp):
+        attempts = _count(len(failure.history), "attempt", "attempts")
+        evidence = f" Evidence: {failure.report_path}" if failure.report_path else ""
+        return [f"gave up after {attempts}: {failure.why}.{evidence}", *map(str.strip, str(failure).splitlines()[1:])]
+    if isinstance(failure, HangguardError):
+        return [" ".join(str(failure).split())]
+    if failure is not None:
+        return [f"this is a fault of hangguard's own ({type(failure).__name__}: {failure})."]
+    if code == LEFT and left is not None:
+        return [f"ended as asked, but LEFT BEHIND: {'; '.join(left.left_behind)}."]
+    return [f"ended as asked; {_what_is_left(left)}."]
+
+
+def _what_is_left(release: Release | None) -> str:
+    unknown = [] if release is None else [f"{i.resource} ({i.detail})" for i in release.items if i.answer == "unknown"]
+    return f"could not be seen whether it was released: {', '.join(unknown)}" if unknown else "nothing is left behind"
 
 
 def _what_moves(now: RunningAttempt) -> str:
     memory = now.memory
-    if memory.ready_at is not None:
-        return f"ready at {now.launch.url}"
-    still = memory.now - memory.progress_at
     if memory.idle_for >= 2.0:
-        return f"nothing moved for {memory.idle_for:.0f} s ({memory.verdict.verdict})"
-    if still >= 2.0:
-        return f"busy ({memory.activity_by}), nothing produced for {still:.0f} s"
-    return f"{memory.verdict.verdict}: {memory.progress_by}"
+        return f"nothing moved for {_duration(memory.idle_for)}"
+    if memory.unproductive_for >= 2.0:
+        return f"busy ({memory.activity_by}), nothing produced for {_duration(memory.unproductive_for)}"
+    return f"moving ({memory.progress_by})"
 
 
-def _sizes(sample: Sample) -> str:
+def _sizes_of(now: RunningAttempt) -> list[str]:
+    return _sizes(now.samples[-1]) if now.samples else []
+
+
+def _sizes(sample: Sample) -> list[str]:
     if not isinstance(sample.tree, Tree):
-        return "processes unseen"
+        return ["processes unseen"]
     rss = sum(p.rss_bytes for p in sample.tree.members) / 1024**3
-    return f"{len(sample.tree.members)} processes, {rss:.1f} GiB"
+    return [f"{_count(len(sample.tree.members), 'process', 'processes')}, {rss:.1f} GiB"]
 
 
-def _line_for(event: happened.Event) -> str:
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _changes(changes: tuple[AppliedChange, ...]) -> str:
+    return ", ".join(f"{change.name} ({change.change}; alters {change.alters})" for change in changes)
+
+
+def _short_why(event: happened.Stopping) -> str:
+    """The verdict itself was told a moment ago."""
+    return event.why.partition(":")[0]
+
+
+def from_home(path: str) -> str:
+    """Return a path as people write it."""
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+    return f"~{path[len(home) :]}" if path.startswith(f"{home}/") and home != "/" else path
+
+
+def _line_for(event: happened.Event) -> tuple[str, str]:
+    """Return the line of an event, and its style; an empty line is not worth printing."""
     match event:
         case happened.Launched():
-            return f"attempt {event.attempt}: launched, pid {event.pid}"
+            return f"attempt {event.attempt}: launched, pid {event.pid}", "bold"
         case happened.PhaseChanged():
-            return f"phase {event.phase}"
+            return f"phase {event.phase}", ""
         case happened.VerdictChanged():
-            v = event.verdict
-            if v.verdict == "moving":
-                return ""
-            kind = f" ({v.kind})" if v.kind else ""
-            unseen = f"; unseen: {'; '.join(v.unseen)}" if v.unseen else ""
-            return f"{v.verdict}{kind} in {v.phase}, nothing moved for {v.still_for:.0f} s: {v.why}{unseen}"
+            return _line_for_verdict(event)
         case happened.FallbackChosen():
-            return f"trying again with {event.name}: {event.change} (alters {event.alters}; {event.cost})"
+            why = f": {event.cost}" if event.cost else ""
+            return f"trying again with {event.name} ({event.change}), which alters {event.alters}{why}", "bold yellow"
         case happened.Stopping():
-            return f"stopping: {event.why}"
+            return f"stopping it ({_short_why(event)})", ""
         case happened.Released():
-            left = f"; LEFT: {'; '.join(event.release.left_behind)}" if event.release.left_behind else ""
-            files = len(event.release.unattributed_files)
-            more = f"; {files} new files in /dev/shm, not attributed" if files else ""
-            return f"{event.release.answer} after {event.release.seconds:.1f} s{left}{more}"
+            return _line_for_release(event.release)
+        case happened.BecameReady() if event.changes:
+            changes = ", ".join(f"{change.change} (alters {change.alters})" for change in event.changes)
+            return f"READY at {event.url}, CHANGED: {changes}", "bold green"
         case happened.BecameReady():
-            changes = ", ".join(change.change for change in event.changes)
-            return f"READY at {event.url}" + (f", CHANGED: {changes}" if changes else ", as asked for")
+            return f"READY at {event.url}, as asked for", "bold green"
         case happened.GivenUp():
-            return f"giving up: {event.why}"
+            return f"giving up: {event.why}", "red"
         case happened.Notice():
-            return f"note: {event.text}"
+            return f"note: {event.text}", "yellow"
         case happened.Ended():
-            return ""
+            return "", ""
+
+
+def _line_for_verdict(event: happened.VerdictChanged) -> tuple[str, str]:
+    verdict = event.verdict
+    if verdict.verdict in {"moving", "ready"}:  # the phases and the event of its own tell that
+        return "", ""
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    still = f"nothing moved for {_duration(verdict.still_for)}; " if verdict.still_for >= 1.0 else ""
+    unseen = f"; unseen: {'; '.join(verdict.unseen)}" if verdict.unseen else ""
+    line = f"{verdict.verdict.upper()}{kind} in {verdict.phase}: {still}{verdict.why}{unseen}"
+    return line, "yellow" if verdict.verdict in {"waiting", "unclear"} else "bold red"
+
+
+def _line_for_release(release: Release) -> tuple[str, str]:
+    names = _count(len(release.unattributed_files), "new name", "new names")
+    more = f"; {names} in /dev/shm meanwhile, perhaps somebody else's" if release.unattributed_files else ""
+    if release.answer == "released":
+        return f"released: nothing of it is left{more}", ""
+    open_ = [f"{item.resource} {item.answer}: {item.detail}" for item in release.items if item.answer != "released"]
+    return f"NOT RELEASED: {'; '.join(open_)}{more}", "bold red" if release.left_behind else "yellow"

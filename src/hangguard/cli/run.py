@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import anyio
 import tenacity
 
-from hangguard.cli.exits import USAGE, exit_code_of
+from hangguard.cli.exits import exit_code_of
 from hangguard.cli.live import Terminal
-from hangguard.cli.outlets import EventWriter, LogFollower
+from hangguard.cli.outlets import EventWriter, LogFollower, is_stdout
 from hangguard.errors import BadLaunch, HangguardError
 from hangguard.facts import Attempt, Limits, Permission
 from hangguard.redact import secrets_of
 from hangguard.supervision.events import Event
+from hangguard.supervision.handle import AsyncServer
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnHang
 from hangguard.sync import Supervision, supervise
@@ -46,16 +47,20 @@ def run_command(options: Options) -> int:
     hooks: list[Callable[[Event], object]] = []
     try:
         supervision = _supervision(options, hooks)
+        writer = EventWriter(options.events) if options.events is not None else None
     except HangguardError as refused:
         print(f"hangguard: {refused}", file=sys.stderr)
         if isinstance(refused, BadLaunch):
             print("Try 'hangguard run --help'.", file=sys.stderr)
         return exit_code_of(refused, None, pass_through=False)
-    with ExitStack() as outlets:
-        terminal = _open_outlets(options, supervision, hooks, outlets)
-        failure, last = anyio.run(_until_the_end, supervision, terminal)
-    code = exit_code_of(failure, last, pass_through=options.attempts == 1 and options.fallbacks == "none")
-    terminal.last_line(failure, last, code)
+    with ExitStack() as last_words:
+        terminal = Terminal(quiet=options.quiet, events_on_stdout=is_stdout(options.events), supervision=supervision)
+        last_words.callback(terminal.finish)
+        with ExitStack() as outlets:
+            _open_outlets(options, terminal, writer, hooks, outlets)
+            failure, last = anyio.run(until_the_end, supervision, terminal, AsyncServer.wait)
+        code = exit_code_of(failure, last, pass_through=options.attempts == 1 and options.fallbacks == "none")
+        terminal.last_line(failure, last, code)
     if failure is not None and not isinstance(failure, HangguardError):
         raise failure
     return code
@@ -87,25 +92,30 @@ def _limits(options: Options) -> Limits:
 
 
 def _open_outlets(
-    options: Options, supervision: Supervision, hooks: list[Callable[[Event], object]], outlets: ExitStack
-) -> Terminal:
+    options: Options,
+    terminal: Terminal,
+    writer: EventWriter | None,
+    hooks: list[Callable[[Event], object]],
+    outlets: ExitStack,
+) -> None:
     """Who gets to read what: the events where asked, else a live line on a terminal, else the server's log."""
-    terminal = Terminal(quiet=options.quiet, events_on_stdout=options.events == "-", supervision=supervision)
     hooks.append(terminal.tell)
-    if options.events is not None:
-        writer = EventWriter(options.events)
+    if writer is not None:
         hooks.append(writer)
-        outlets.callback(writer.close)
+        outlets.callback(lambda: terminal.say(lost) if (lost := writer.close()) else None)
     if not options.quiet and not terminal.is_live:
-        known = secrets_of(supervision.launch)
-        follower = LogFollower(sys.stderr if options.events == "-" else sys.stdout, known)
-        terminal.follower = follower
-        outlets.callback(follower.close)
-    return terminal
+        out = sys.stderr if is_stdout(options.events) else sys.stdout
+        terminal.follower = LogFollower(out, secrets_of(terminal.supervision.launch))
+        outlets.callback(terminal.follower.close)
 
 
-async def _until_the_end(supervision: Supervision, terminal: Terminal) -> tuple[BaseException | None, Attempt | None]:
-    """Serve until the server ends or a signal asks; the second signal ends the grace, not the proof."""
+async def until_the_end(
+    supervision: Supervision, terminal: Terminal, body: Callable[[AsyncServer], Awaitable[object]]
+) -> tuple[BaseException | None, Attempt | None]:
+    """Start the server and run the body, until it ends or a signal asks; return the failure and the last attempt.
+
+    A second signal ends the grace, not the proof.
+    """
     failure: BaseException | None = None
     async with anyio.create_task_group() as group:
         asked = anyio.CancelScope()
@@ -114,7 +124,7 @@ async def _until_the_end(supervision: Supervision, terminal: Terminal) -> tuple[
         with asked:
             try:
                 async with supervision as server:
-                    await server.wait()
+                    await body(server)
             except Exception as error:  # noqa: BLE001 - told and turned into an exit code by the caller
                 failure = error
         group.cancel_scope.cancel()
@@ -131,6 +141,3 @@ async def _listen_to_signals(asked: anyio.CancelScope, supervision: Supervision,
             else:
                 terminal.say(f"{number.name}: stopping the server; once more ends its grace")
                 asked.cancel()
-
-
-__all__ = ["USAGE", "Options", "run_command"]

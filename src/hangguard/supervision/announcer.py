@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import anyio
 
+from hangguard.redact import redact
 from hangguard.supervision.events import Event
 
 Hook: TypeAlias = Callable[[Event], object]
@@ -72,7 +73,8 @@ class Subscription:
 class Announcer:
     """Takes events from the supervision, hands them on in order."""
 
-    def __init__(self, hooks: Sequence[Hook] = ()) -> None:
+    def __init__(self, hooks: Sequence[Hook] = (), known: frozenset[str] = frozenset()) -> None:
+        self._known = known
         self._hooks = [_Caller(hook) for hook in hooks]
         self._queue: queue.Queue[Event | None] = queue.Queue(BACKLOG)
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
@@ -82,7 +84,8 @@ class Announcer:
         self.dropped = 0
 
     def tell(self, event: Event) -> None:
-        """Hand one event on. Never blocks."""
+        """Hand one event on, secrets out. Never blocks."""
+        event = redact(event, self._known)
         for subscription in tuple(self._subscriptions):
             subscription.put(event)
         if self._hooks:
@@ -138,7 +141,7 @@ class _Caller:
             return
         try:
             self._hook(event)
-        except Exception:  # a named edge: a hook's fault must not end the run
+        except BaseException:  # a named edge: a hook's fault must not end the run, nor its sys.exit() this thread
             self._failures += 1
             log.exception("hook %r failed at %s (%d in a row)", self._hook, event.event, self._failures)
             if self._failures >= FAILURES:

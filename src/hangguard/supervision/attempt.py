@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
-from hangguard.act.spawn import Guarded
 from hangguard.errors import PortInUse
 from hangguard.facts import (
     AppliedChange,
     Attempt,
+    Broken,
     Diagnosis,
     Exited,
     Expired,
@@ -29,9 +30,12 @@ from hangguard.facts import (
 )
 from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start, step
 from hangguard.observe import Target
+from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
 from hangguard.supervision.evidence import read_tail, write_evidence
-from hangguard.supervision.run import Run, Watcher
+from hangguard.supervision.run import Guard, Run, Watcher
+
+T = TypeVar("T")
 
 PERIOD = 1.0
 """Seconds between samples."""
@@ -67,7 +71,7 @@ class RunningAttempt:
     number: int
     launch: Launch
     changes: tuple[AppliedChange, ...]
-    guarded: Guarded
+    guarded: Guard
     watcher: Watcher
     memory: Memory
     wishes: Wishes
@@ -90,9 +94,7 @@ class RunningAttempt:
         """Watch until the server is ready, or the attempt is over; return that verdict."""
         while True:
             verdict = await self.look()
-            if isinstance(verdict, (Ready, Exited, Expired)) or (
-                isinstance(verdict, Stuck) and self.run.on_hang == "act"
-            ):
+            if self._decides(verdict):
                 return self._settle(verdict)
             if self.wishes.stop_because or self.wishes.restart:
                 return self._settle(verdict)
@@ -142,16 +144,32 @@ class RunningAttempt:
         )
 
     async def end(self) -> None:
-        """Keep the evidence, stop everything, prove the release. Bounded; call it shielded."""
-        await self._keep_evidence()
+        """Keep the evidence, stop everything, prove the release: bounded, shielded, whatever happens.
+
+        ``asyncio.run`` cancels every task at its end, after a second Ctrl-C for example, and that passes every
+        shield. It ends the grace, not the proof.
+        """
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._keep_evidence()
+                self._announce_stop()
+                await self._stop_with_proof()
+            except anyio.get_cancelled_exc_class():
+                self.wishes.grace = 0.0
+                await self._stop_with_proof()
+                raise
+
+    def _announce_stop(self) -> None:
         alive = self.guarded.exit is None or not isinstance(self.settled, Exited)
-        self.stopped_because = self.stopped_because or self._why_stopped()
+        self.stopped_because = self._why_stopped()
         if alive:
             self._tell(Stopping(t=self._now(), attempt=self.number, why=self.stopped_because))
+
+    async def _stop_with_proof(self) -> None:
         limits = self.run.limits
         grace = limits.stop_grace if self.wishes.grace is None else self.wishes.grace
         stopped = await self.guarded.stop(grace=grace)
-        self.release = await self.run.world.prove_release(
+        release = await self.run.world.prove_release(
             port=self.launch.port,
             members=self.guarded.members,
             stopped=stopped,
@@ -162,14 +180,21 @@ class RunningAttempt:
             within=limits.release_within,
             clock=self.run.world.clock,
         )
-        self.log_tail = await read_tail(self.log_path)
+        self.release = self._without_secrets(release)
+        self.log_tail = self._without_secrets(await read_tail(self.log_path))
         self._tell(Released(t=self._now(), attempt=self.number, release=self.release))
 
+    def _decides(self, verdict: Verdict) -> bool:
+        """Whether the watch is over with this verdict; a hang alone ends it only where we are to act on it."""
+        if isinstance(verdict, (Ready, Exited)) or (isinstance(verdict, Expired) and verdict.kind == "ready_within"):
+            return True
+        return isinstance(verdict, (Stuck, Broken, Expired)) and self.run.on_hang == "act"
+
     def _settle(self, verdict: Verdict) -> Verdict:
-        self.settled, self.settled_at = verdict, self._now()
+        self.settled, self.settled_at = self._without_secrets(verdict), self._now()
         self.last_movement_at = self.memory.last_movement_at
         self.was_ready = self.was_ready or self.memory.ready_at is not None
-        self.diagnosis = diagnose_memory(self.memory)
+        self.diagnosis = self._without_secrets(diagnose_memory(self.memory))
         return verdict
 
     def _why_stopped(self) -> str:
@@ -211,8 +236,12 @@ class RunningAttempt:
         if self.settled is None or isinstance(self.settled, Ready):
             return
         with anyio.move_on_after(EVIDENCE_WITHIN):
-            self.log_tail = await read_tail(self.log_path)
+            self.log_tail = self._without_secrets(await read_tail(self.log_path))
             self.evidence_path = await write_evidence(self.run.folder, self.record(), tuple(self.samples))
+
+    def _without_secrets(self, fact: T) -> T:
+        """What goes into the record, and from there into the texts of errors: titles and log lines may hold any."""
+        return redact(fact, self.run.folder.known_secrets)
 
     def _now(self) -> float:
         return self.run.world.clock()
@@ -270,11 +299,10 @@ async def attempting(
             try:
                 yield attempt
             finally:
-                with anyio.CancelScope(shield=True):
-                    await attempt.end()
+                await attempt.end()
 
 
-def target_of(run: Run, launch: Launch, guarded: Guarded, log_path: str | None) -> Target:
+def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) -> Target:
     """Return what the probes must know of this attempt."""
     return Target(
         guardian_pid=guarded.guardian_pid,

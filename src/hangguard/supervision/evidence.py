@@ -20,6 +20,8 @@ WITHIN = 3.0
 
 async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sample, ...]) -> str | None:
     """Write the evidence file of an attempt; return its path, or ``None`` where that was not possible."""
+    if folder.path is None:
+        return None
     document = {"schema": 1, "attempt": as_plain(attempt), "samples": as_plain(samples)}
     known = folder.known_secrets | secrets_of(attempt.launch)
     lane = Lane("hangguard-evidence")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 
 import anyio
 
-from hangguard.errors import LeftBehind, ServerLost
+from hangguard.errors import LeftBehind, ServerLost, WrongProcess
 from hangguard.facts import AppliedChange, Attempt, Diagnosis, Launch, Release, Sample
 from hangguard.supervision.announcer import Subscription
-from hangguard.supervision.attempt import RunningAttempt, first_of
+from hangguard.supervision.attempt import RunningAttempt
 from hangguard.supervision.run import Run
 from hangguard.supervision.serve import Story, serve
 
@@ -23,6 +24,7 @@ class AsyncServer:
     def __init__(self, story: Story) -> None:
         self._story = story
         self._failure: BaseException | None = None
+        self._owner = os.getpid()
 
     @property
     def url(self) -> str:
@@ -64,6 +66,7 @@ class AsyncServer:
     @property
     def returncode(self) -> int | None:
         """The exit code as :class:`subprocess.Popen` gives it; ``None`` while it runs, or if it cannot be known."""
+        self._check_process()
         return self.attempt.exit_code
 
     def poll(self) -> int | None:
@@ -83,6 +86,7 @@ class AsyncServer:
 
         Raises :class:`TimeoutError` after ``timeout`` seconds.
         """
+        self._check_process()
         with anyio.fail_after(timeout):
             await self._story.over.wait()
         return self.returncode
@@ -101,16 +105,20 @@ class AsyncServer:
     async def restart(self) -> None:
         """Stop the server and start the same launch again; return when it has answered.
 
-        Raises what a first start raises.
+        Raises what a first start raises, and :class:`RuntimeError` when the server was stopped on request.
         """
         self._check()
+        if self._story.ready.is_set():  # else a restart is under way: wait for the same
+            self._story.ready = anyio.Event()
+        ready = self._story.ready
         self._story.wishes.restart = True
         self._story.wishes.wake()
-        asked = self._story.ready
-        while self._story.ready is asked and not self._story.over.is_set():
-            await anyio.sleep(0.02)
-        await first_of(self._story.ready.wait, self._story.over.wait)
+        if not self._story.over.is_set():
+            await ready.wait()
         self._check()
+        if self._story.over.is_set():
+            msg = "the server was stopped: call supervise() again for another one"
+            raise RuntimeError(msg)
 
     async def sample(self) -> Sample:
         """Return the newest sample, at most about a second old. Raises what ended the server, if it is lost."""
@@ -129,6 +137,7 @@ class AsyncServer:
     # ------------------------------------------------------------------------------------ below
 
     def _ask_to_stop(self, grace: float | None) -> None:
+        self._check_process()
         wishes = self._story.wishes
         wishes.stop_because = wishes.stop_because or "asked"
         if grace is not None:
@@ -143,8 +152,13 @@ class AsyncServer:
             self._story.now.guarded.hurry()
 
     def _check(self) -> None:
+        self._check_process()
         if self._failure is not None:
             raise self._failure
+
+    def _check_process(self) -> None:
+        if self._owner != os.getpid():
+            raise WrongProcess(self._owner, os.getpid())
 
 
 class AsyncSupervision:
@@ -153,6 +167,7 @@ class AsyncSupervision:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._server: AsyncServer | None = None
+        self._told: anyio.Event | None = None
 
     async def __aenter__(self) -> AsyncServer:
         """Start the server; return when it has answered.
@@ -161,8 +176,7 @@ class AsyncSupervision:
         when nothing could be started.
         """
         if self._server is not None:
-            msg = "this supervision was entered before: call supervise() again for another server"
-            raise RuntimeError(msg)
+            raise entered_before()
         story = Story(self._run)
         self._server = AsyncServer(story)
         self._group = anyio.create_task_group()
@@ -170,7 +184,7 @@ class AsyncSupervision:
         self._body = anyio.CancelScope()
         self._group.start_soon(self._tell_the_story, story)
         try:
-            await first_of(story.ready.wait, story.over.wait)
+            await story.ready.wait()
         except BaseException:
             await self._leave()
             raise
@@ -186,8 +200,11 @@ class AsyncSupervision:
         """Stop the server, with proof. The body's exception goes on as it is.
 
         If the server was lost while the body ran, the body was cancelled, and its loss is raised instead.
+        Nothing in a forked child.
         """
         assert self._server is not None
+        if self._server._owner != os.getpid():  # noqa: SLF001 - the two are one
+            return False
         # Our own scope absorbs the cancellation that the loss of the server sent into the body.
         absorbed = bool(self._body.__exit__(kind, error, trace))
         lost = self._server._failure  # noqa: SLF001
@@ -227,19 +244,41 @@ class AsyncSupervision:
         return LeftBehind(release) if release is not None and release.left_behind else None
 
     async def _leave(self) -> None:
-        """End the story's task and wait for it; a task group of ours never wraps anybody's exception."""
+        """Let the story stop the server, and wait for the proof, whatever happens.
+
+        Ctrl-C meanwhile ends the grace. It comes as it is (trio), or as asyncio's own cancellation, which
+        passes every shield. Waited for in an event, not in the task group: that would wrap it.
+        """
         self._group.cancel_scope.cancel()
+        interrupted: BaseException | None = None
+        while self._told is not None and not self._told.is_set():
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._told.wait()
+            except (KeyboardInterrupt, anyio.get_cancelled_exc_class()) as again:
+                interrupted = again
+                self.hurry()
         await self._group.__aexit__(None, None, None)
+        if interrupted is not None:
+            raise interrupted
 
     async def _tell_the_story(self, story: Story) -> None:
         server = self._server
         assert server is not None
+        self._told = anyio.Event()
         try:
             await serve(story)
-        except Exception as failure:  # noqa: BLE001 - handed to the caller, bare, by the two ends of the block
+        except (Exception, KeyboardInterrupt, SystemExit) as failure:  # noqa: BLE001 - raised bare by the two ends
             server._failure = failure  # noqa: SLF001
             self._body.cancel()
         finally:
-            story.over.set()
-            with anyio.CancelScope(shield=True):
-                await self._run.announcer.aclose()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._run.announcer.aclose()
+            finally:
+                self._told.set()
+
+
+def entered_before() -> RuntimeError:
+    """Return what a second entering raises."""
+    return RuntimeError("this supervision was entered before: call supervise() again for another server")

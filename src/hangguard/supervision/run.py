@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from hangguard.act.spawn import Guarded, guarded
+from hangguard.act.spawn import Stopped, guarded
 from hangguard.act.stop import prove_release
 from hangguard.engines.base import Engine
-from hangguard.facts import Ask, Fallback, Launch, Limits, Listener, Sample, Unseen
+from hangguard.facts import Ask, Exit, Fallback, Launch, Limits, Listener, Sample, Unseen
 from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
 from hangguard.observe.ports import who_listens
@@ -24,6 +24,48 @@ LOOK_WITHIN = 5.0
 OnHang: TypeAlias = Literal["act", "report"]
 OnDeath: TypeAlias = Literal["stop", "keep"]
 ReadyCheck: TypeAlias = "str | Callable[[str], object] | None"
+
+
+class Guard(Protocol):
+    """What an attempt asks of the server's guardian: :class:`~hangguard.act.spawn.Guarded`, or a scripted one."""
+
+    @property
+    def pid(self) -> int:
+        """The launched process."""
+
+    @property
+    def started(self) -> int:
+        """Its start time in clock ticks since boot."""
+
+    @property
+    def guardian_pid(self) -> int:
+        """The process that started it."""
+
+    @property
+    def guardian_alive(self) -> bool:
+        """Whether that one still lives."""
+
+    @property
+    def exit(self) -> Exit | None:
+        """The end of the launched process."""
+
+    @property
+    def members(self) -> frozenset[tuple[int, int]]:
+        """Everybody who was ever seen to belong to it: (pid, start time)."""
+
+    def remember(self, identities: Iterable[tuple[int, int]]) -> None:
+        """Note members that a sample has seen."""
+
+    async def wait_exit(self) -> Exit:
+        """Wait until the launched process has ended."""
+        ...
+
+    async def stop(self, *, grace: float) -> Stopped:
+        """Stop everything of it; asked again, a stop that was left goes on."""
+        ...
+
+    def hurry(self) -> None:
+        """End the grace of a stop. Safe from any thread."""
 
 
 class Watcher(Protocol):
@@ -50,7 +92,7 @@ class World:
     """The seams: tests put scripted ones in their place."""
 
     clock: Callable[[], float] = time.monotonic
-    guarded: Callable[..., AbstractAsyncContextManager[Guarded]] = guarded
+    guarded: Callable[..., AbstractAsyncContextManager[Guard]] = guarded
     observe: Callable[[Target], AbstractAsyncContextManager[Watcher]] = Observer
     who_listens: Callable[[int, str], Awaitable[Listener | Unseen | None]] = look_who_listens
     prove_release: Callable[..., Awaitable[Any]] = prove_release

@@ -29,6 +29,7 @@ class Story:
     now: RunningAttempt | None = None
     """The attempt that runs."""
     ready: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the server has answered, and when it never will any more: then ``over`` is set too."""
     over: anyio.Event = field(default_factory=anyio.Event)
     wishes: Wishes = field(default_factory=Wishes)
 
@@ -42,18 +43,20 @@ async def serve(story: Story) -> None:
     run = story.run
     launch = run.launch
     changes: tuple[AppliedChange, ...] = ()
+    before = 0  # attempts of earlier starts: a restart has the whole budget again
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     for loss in run.folder.lost:
         run.announcer.tell(Notice(t=run.world.clock(), attempt=0, text=loss))
     try:
         while True:
             attempt = await try_once(story, launch, changes, deadline)
-            if story.wishes.restart:
+            if story.wishes.restart and not story.wishes.stop_because:
                 launch, changes, deadline = _again(story, attempt)
+                before = len(story.history)
                 continue
             if attempt.was_ready or story.wishes.stop_because:
                 return _end(attempt)
-            match _next_move(run, story.history):
+            match _next_move(run, story.history[before:]):
                 case Keep():
                     return None
                 case Relaunch() as relaunch:
@@ -65,6 +68,8 @@ async def serve(story: Story) -> None:
                     raise _gave_up(giving_up, story.history)
     finally:
         _announce_end(story)
+        story.over.set()
+        story.ready.set()
 
 
 async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, ...], deadline: float) -> Attempt:
@@ -117,7 +122,6 @@ def _again(story: Story, attempt: Attempt) -> tuple[Launch, tuple[AppliedChange,
     """A restart: the launch that runs, once more, with a fresh time to become ready."""
     story.wishes.restart = False
     story.wishes.changed = anyio.Event()
-    story.ready = anyio.Event()
     return attempt.launch, attempt.changes, story.run.world.clock() + story.run.limits.ready_within
 
 
@@ -155,4 +159,3 @@ def _announce_end(story: Story) -> None:
             left_behind=last.release.left_behind if last and last.release else (),
         )
     )
-    story.over.set()
