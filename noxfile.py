@@ -45,7 +45,7 @@ UNIT = [
     *(
         nox.param(PYTHONS[version] or False, version, "highest", id=version)
         for version in SUPPORTED
-        if version != TESTED
+        if version not in {LOWEST, TESTED}
     ),
 ]
 

@@ -18,7 +18,7 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hangguard.engines.base import Engine
-from hangguard.errors import WrongProcess
+from hangguard.errors import BadLaunch, WrongProcess
 from hangguard.facts import AppliedChange, Attempt, Diagnosis, Fallback, Launch, Limits, Permission, Release, Sample
 from hangguard.judge import permitted
 from hangguard.launching import read_command
@@ -71,17 +71,8 @@ def supervise(
     Raises :class:`BadLaunch`, :class:`CommandNotFound` or :class:`CommandNotExecutable` at once. Entering the
     block raises :class:`GaveUp` when no attempt became ready, and :class:`Refused` when nothing could start.
     """
-    words = "'auto', 'any', None or a sequence of Fallback"
-    _need(isinstance(command, (str, Sequence)) and not isinstance(command, bytes), command=command, a="text or words")
-    _need(url is None or isinstance(url, str), url=url, a="text or None")
-    _need(ready is None or isinstance(ready, str) or callable(ready), ready=ready, a="a path, a callable or None")
-    _need(fallbacks in {None, "auto", "any"} if _is_plain(fallbacks) else _are_fallbacks(fallbacks), fallbacks=fallbacks, a=words)
-    _need(env is None or isinstance(env, Mapping), env=env, a="a mapping or None")
-    _need(limits is None or isinstance(limits, Limits), limits=limits, a="Limits(…) or None")
-    _need(retry is None or isinstance(retry, Retry), retry=retry, a="Retry(…) or None")
-    _need(on_hang in {"act", "report"}, on_hang=on_hang, a="'act' or 'report'")
-    _need(on_death in {"stop", "keep"}, on_death=on_death, a="'stop' or 'keep'")
-    _need(isinstance(hooks, Sequence) and all(map(callable, hooks)), hooks=hooks, a="a sequence of callables")
+    _check(command=command, url=url, ready=ready, fallbacks=fallbacks, env=env, limits=limits, retry=retry,
+           on_hang=on_hang, on_death=on_death, hooks=hooks)  # fmt: skip
     launch, known_engine = read_command(command, engine=engine, url=url, env=env, cwd=cwd)
     known = secrets_of(launch)
     folder = open_run_folder(run_dir, known)
@@ -100,6 +91,40 @@ def supervise(
         announcer=Announcer(hooks, known),
     )
     return Supervision(run)
+
+
+_ALLOWED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("command", lambda v: isinstance(v, (str, Sequence)) and not isinstance(v, bytes), "text, or a sequence of words"),
+    ("url", lambda v: v is None or isinstance(v, str), "text or None"),
+    (
+        "ready",
+        lambda v: v is None or isinstance(v, str) or callable(v),
+        "a path, a callable that takes the URL, or None",
+    ),
+    (
+        "fallbacks",
+        lambda v: (
+            v in (None, "auto", "any")
+            or (isinstance(v, Sequence) and not isinstance(v, str) and all(isinstance(f, Fallback) for f in v))
+        ),
+        "None, 'auto', 'any', or a sequence of Fallback",
+    ),
+    ("env", lambda v: v is None or isinstance(v, Mapping), "a mapping or None"),
+    ("limits", lambda v: v is None or isinstance(v, Limits), "Limits(...) or None"),
+    ("retry", lambda v: v is None or isinstance(v, Retry), "Retry(...) or None"),
+    ("on_hang", lambda v: v in ("act", "report"), "'act' or 'report'"),
+    ("on_death", lambda v: v in ("stop", "keep"), "'stop' or 'keep'"),
+    ("hooks", lambda v: isinstance(v, Sequence) and all(callable(hook) for hook in v), "a sequence of callables"),
+)
+
+
+def _check(**given: object) -> None:
+    """Refuse what cannot be meant, before anything is made of it."""
+    for name, is_allowed, what in _ALLOWED:
+        value = given[name]
+        if not is_allowed(value):
+            shown = repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+            raise BadLaunch(f"{name} is {shown}", advice=f"It must be {what}")
 
 
 class Server:

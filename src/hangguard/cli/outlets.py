@@ -34,7 +34,7 @@ LONGEST = 16 * 1024
 """What is passed on of one line, in bytes."""
 
 _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/self/fd/(\d+)", re.ASCII)
-_LINE_ENDS = re.compile(rb"\r?\n|\r(?!\n|\Z)")
+_LINE_ENDS = re.compile(rb"\r?\n\r*|\r+(?!\n|\Z)")
 
 
 class Outlet(io.TextIOBase):

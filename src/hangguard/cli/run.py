@@ -23,6 +23,9 @@ from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnHang
 from hangguard.sync import Supervision, supervise
 
+ONE_REQUEST = 0.1
+"""Seconds in which a second signal is the first one: timeout(1) signals its child and then the whole group."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -133,11 +136,13 @@ async def until_the_end(
 
 
 async def _listen_to_signals(asked: anyio.CancelScope, supervision: Supervision, terminal: Terminal) -> None:
+    asked_at = 0.0
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
-            if asked.cancel_called:
-                terminal.say(f"{number.name} again: no more grace; still proving that everything is gone")
-                supervision.hurry()
-            else:
+            if not asked.cancel_called:
+                asked_at = anyio.current_time()
                 terminal.say(f"{number.name}: stopping the server; once more ends its grace")
                 asked.cancel()
+            elif anyio.current_time() - asked_at > ONE_REQUEST:
+                terminal.say(f"{number.name} again: no more grace; still proving that everything is gone")
+                supervision.hurry()

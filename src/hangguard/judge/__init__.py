@@ -1,7 +1,8 @@
 """Facts in, verdict out. Pure: no clock, no I/O, no logging."""
 
-from hangguard.judge.assess import Memory, assess, next_ask, start, step
+from hangguard.judge.assess import assess, next_ask, start, step
 from hangguard.judge.hypotheses import HYPOTHESES, diagnose_memory
+from hangguard.judge.memory import Memory
 from hangguard.judge.policy import Budget, GiveUp, Keep, Move, Relaunch, next_move, permitted
 from hangguard.judge.rules import Rules, rules_for
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hangguard.facts import Diagnosis, Exited, Expired, Finding, Standing, Stuck, Unseen
-from hangguard.judge.assess import Memory
 from hangguard.judge.endings import name_of
+from hangguard.judge.memory import Memory
 
 LOW_MEMORY_SHARE = 0.02
 
@@ -54,6 +54,8 @@ def crash(memory: Memory) -> Finding:
     evidence = (*(f"{name_of(d)} ended with {d.exit_code}" for d in bad[:3]), *lines[:2])
     if lines or any(isinstance(d.exit_code, int) and d.exit_code < 0 for d in bad):
         return Finding(hypothesis=name, standing="supported", evidence=evidence)
+    if isinstance(memory.verdict, Exited) and memory.verdict.kind == "crash":
+        return Finding(hypothesis=name, standing="confirmed", evidence=(memory.verdict.why,))
     if memory.tree is None:
         return Finding(hypothesis=name, standing="open", evidence=("the processes were never seen",))
     return Finding(hypothesis=name, standing="ruled out", evidence=(f"{len(memory.tree.members)} members live",))

@@ -128,7 +128,7 @@ def _no_relaunch(last: Attempt) -> GiveUp | None:
 
 def _questions(verdict: Verdict) -> set[str]:
     """What a fallback may answer: the phase of a hang, or the reason of an exit."""
-    if isinstance(verdict, (Stuck, Broken)) or (isinstance(verdict, Expired) and verdict.kind != "ready_within"):
+    if isinstance(verdict, (Stuck, Broken)) or (isinstance(verdict, Expired) and verdict.kind == "unclear"):
         return {verdict.phase}
     return {verdict.kind}
 
