@@ -111,10 +111,15 @@ def test_the_reason_of_an_exit_is_answered_too():
 
 
 @pytest.mark.parametrize("verdict", [Broken(phase="graph-capture", kind="survivors"),
-                                     Expired(phase="graph-capture", kind="unclear"),
-                                     Expired(phase="graph-capture", kind="waiting")])  # fmt: skip
+                                     Expired(phase="graph-capture", kind="unclear")])  # fmt: skip
 def test_what_stopped_in_a_phase_is_answered_by_its_phase(verdict):
     assert flags(next_move((attempt(verdict),), ALL, GO).launch) == {"--no-graph"}
+
+
+def test_a_wait_for_something_outside_is_answered_by_no_flag():
+    """A lock, a peer or a disk that never came: no change of the server's options brings it."""
+    move = next_move((attempt(Expired(phase="graph-capture", kind="waiting")),), ALL, GO)
+    assert isinstance(move, GiveUp)
 
 
 def test_an_exit_is_not_answered_by_its_phase():

@@ -46,7 +46,7 @@ async def serve(story: Story) -> None:
     before = 0  # attempts of earlier starts: a restart has the whole budget again
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     for loss in run.folder.lost:
-        run.announcer.tell(Notice(t=run.world.clock(), attempt=0, text=loss))
+        run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=loss))
     try:
         while True:
             attempt = await try_once(story, launch, changes, deadline)
@@ -154,7 +154,7 @@ def _announce_end(story: Story) -> None:
     run.announcer.tell(
         Ended(
             t=run.world.clock(),
-            attempt=len(story.history),
+            attempt=max(1, len(story.history)),
             exit_code=last.exit_code if last else None,
             left_behind=last.release.left_behind if last and last.release else (),
         )
