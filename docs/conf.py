@@ -67,6 +67,7 @@ myst_substitutions = {
     "CPU_RATE": number(progress.CPU_RATE * 100),
     "CPU_RATE_PER_THREAD": number(progress.CPU_RATE_PER_THREAD * 100),
     "unclear_budget": number(Limits().unclear),
+    "waiting_budget": number(Limits().waiting),
     "probe_within": number(Limits().probe_within),
     "stop_grace": number(Limits().stop_grace),
     "death_grace": number(Limits().death_grace),

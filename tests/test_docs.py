@@ -1,6 +1,7 @@
 """What the documentation shows is true: its Python compiles, its runnable parts run, its commands are those of CI."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -24,10 +25,18 @@ def blocks():
     ]
 
 
-def run_python(*words):
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=RUN_WITHIN, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def run_python(tmp_path):
+    """Run a program as a user would, but with the files of its run in a folder of the test's own."""
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+
+    def run(*words):
+        command = [sys.executable, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_WITHIN, check=False, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.parametrize("block", blocks())
@@ -36,7 +45,7 @@ def test_a_python_block_compiles(block):
 
 
 @pytest.mark.parametrize("block", [param for param in blocks() if param.values[0]["mark"]])
-def test_a_runnable_block_runs(block):
+def test_a_runnable_block_runs(block, run_python):
     assert run_python("-c", block["code"])
 
 
@@ -45,7 +54,7 @@ def test_an_example_compiles(path):
     compile(path.read_text(), str(path), "exec")
 
 
-def test_the_example_server_comes_up_anyway():
+def test_the_example_server_comes_up_anyway(run_python):
     said = run_python(str(ROOT / "examples" / "demo_server.py"))
     assert "the first attempt was stuck in graph-capture and was released" in said
     assert "answered:" in said

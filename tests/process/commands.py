@@ -106,6 +106,9 @@ class Running:
     def end(self):
         """End what the test left running, by its mark; what is found then was left by hangguard if it had ended."""
         had_ended = self.process.poll() is not None
+        deadline = time.monotonic() + 3.0
+        while had_ended and marked(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
         left = [pid for pid in marked(self.mark) if pid != self.process.pid]
         for pid in (*left, *([] if had_ended else [self.process.pid])):
             try:

@@ -18,7 +18,7 @@ from hangguard.act._tree import is_alive
 from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError
-from hangguard.facts import AppliedChange, Attempt, Release, Sample, Tree
+from hangguard.facts import AppliedChange, Attempt, Release, Tree
 from hangguard.redact import clean_text
 from hangguard.supervision import events as happened
 
@@ -126,17 +126,16 @@ class Terminal:
         if now is None:
             tried = len(self.supervision.history)
             return [f"attempt {tried + 1} follows in a moment" if tried else "starting"]
-        elapsed = f"{_duration(time.monotonic() - now.started_at)} since launch"
         if self._stopping is not None:
             began, why = self._stopping
             left = sum(is_alive(member) for member in now.guarded.members)
             left_now = _count(left, "process", "processes")
             what = f"stopping ({why}): {left_now} left after {_duration(time.monotonic() - began)}"
             return [what, "Ctrl-C ends the grace"]
-        head = f"attempt {now.number}"
+        head = f"attempt {now.number}, {_duration(time.monotonic() - now.started_at)}"
         if now.memory.ready_at is not None:
-            return [f"READY at {now.launch.url}", *_sizes(now.samples[-1]), head, elapsed]
-        return [head, now.memory.verdict.phase, _what_moves(now), *_sizes_of(now), elapsed]
+            return [f"READY at {now.launch.url}", *_sizes_of(now), head]
+        return [head, now.memory.verdict.phase, _what_moves(now), *_sizes_of(now)]
 
 
 class _Notes(logging.Handler):
@@ -181,14 +180,12 @@ def _what_moves(now: RunningAttempt) -> str:
 
 
 def _sizes_of(now: RunningAttempt) -> list[str]:
-    return _sizes(now.samples[-1]) if now.samples else []
-
-
-def _sizes(sample: Sample) -> list[str]:
-    if not isinstance(sample.tree, Tree):
-        return ["processes unseen"]
-    rss = sum(p.rss_bytes for p in sample.tree.members) / 1024**3
-    return [f"{_count(len(sample.tree.members), 'process', 'processes')}, {rss:.1f} GiB"]
+    tree = now.samples[-1].tree if now.samples else None
+    if not isinstance(tree, Tree):
+        return ["processes unseen"] if now.samples else []
+    mib = sum(process.rss_bytes for process in tree.members) / 1024**2
+    size = f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+    return [f"{_count(len(tree.members), 'process', 'processes')}, {size}"]
 
 
 def _duration(seconds: float) -> str:
