@@ -79,7 +79,17 @@ if TYPE_CHECKING:
     from hangguard.launching import read_command as read_command
     from hangguard.observe import Observer as Observer
     from hangguard.observe import Target as Target
+    from hangguard.supervision.events import BecameReady as BecameReady
+    from hangguard.supervision.events import Ended as Ended
     from hangguard.supervision.events import Event as Event
+    from hangguard.supervision.events import FallbackChosen as FallbackChosen
+    from hangguard.supervision.events import GivenUp as GivenUp
+    from hangguard.supervision.events import Launched as Launched
+    from hangguard.supervision.events import Notice as Notice
+    from hangguard.supervision.events import PhaseChanged as PhaseChanged
+    from hangguard.supervision.events import Released as Released
+    from hangguard.supervision.events import Stopping as Stopping
+    from hangguard.supervision.events import VerdictChanged as VerdictChanged
     from hangguard.supervision.handle import AsyncServer as AsyncServer
     from hangguard.supervision.retry import Retry as Retry
     from hangguard.sync import Server as Server
@@ -106,7 +116,10 @@ _HOMES = {
     ),
     "launching": ("read_command",),
     "observe": ("Observer", "Target"),
-    "supervision.events": ("Event",),
+    "supervision.events": (
+        "BecameReady", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice", "PhaseChanged",
+        "Released", "Stopping", "VerdictChanged",
+    ),
     "supervision.handle": ("AsyncServer",),
     "supervision.retry": ("Retry",),
     "sync": ("Server", "Supervision", "supervise"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import platformdirs
 
-from hangguard.redact import redact
+from hangguard.redact import clean_text, redact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,9 @@ def write_private(path: str, content: bytes) -> None:
 
 
 def tail_of(path: str, *, lines: int = 60, at_most: int = 65536) -> tuple[str, ...]:
-    """Return the last lines of a log. Raises :class:`OSError` when it cannot be read."""
+    """Return the last lines of a log, control characters out. Raises :class:`OSError` when it cannot be read."""
     with open(path, "rb") as log:  # noqa: PTH123
         log.seek(0, os.SEEK_END)
         log.seek(max(0, log.tell() - at_most))
-        return tuple(log.read(at_most).decode(errors="replace").replace("\r", "\n").splitlines()[-lines:])
+        text = log.read(at_most).decode(errors="replace").replace("\r", "\n")
+        return tuple(clean_text(line) for line in text.split("\n")[-lines:] if line)

@@ -122,12 +122,14 @@ async def test_async_with_gives_the_same(tmp_path):
     assert not living_of_runs(tmp_path)
 
 
-@pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_terminate_and_kill_do_not_wait_and_asking_is_no_loss(tmp_path, how):
-    with plain(tmp_path) as server:
-        getattr(server, how)()
-        assert server.wait(10) == -signal.SIGTERM
-        assert server.history[-1].stopped_because == "asked"
+def test_terminate_and_kill_do_not_wait_and_asking_is_no_loss(tmp_path):
+    def end(how):
+        with plain(tmp_path) as server:
+            getattr(server, how)()
+            assert server.wait(10) == -signal.SIGTERM
+            assert server.history[-1].stopped_because == "asked"
+
+    side_by_side(lambda: end("terminate"), lambda: end("kill"))
 
 
 def test_both_faces_have_the_same_names_and_signatures():
@@ -544,26 +546,23 @@ def test_a_secret_that_the_server_repeats_stays_out_of_the_story(tmp_path):
     assert_private(tmp_path, KEY)
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        tenacity.stop_after_attempt(1),
-        tenacity.stop_after_delay(0.01),
-        tenacity.stop_after_attempt(9) | (lambda _: True),
-    ],
-    ids=["attempts", "delay", "combined"],
-)
-def test_the_stop_of_the_retry_is_asked_of_real_attempts(tmp_path, stop):
-    answers_crash = Fallback(
+def test_the_stop_of_the_retry_is_asked_of_real_attempts(tmp_path):
+    more = Fallback(
         name="more", change=lambda launch: with_flag(launch, "--more"), answers=("crash",), alters="speed", cost="none"
     )
     command = [sys.executable, "-c", "import sys; sys.exit(3)"]
-    retry = Retry(stop=stop, wait=tenacity.wait_none())
-    with pytest.raises(GaveUp) as caught, plain(tmp_path, command, retry=retry, fallbacks=[answers_crash]):
-        pass
-    assert caught.value.retryable
-    assert "used up" in caught.value.why
-    assert len(caught.value.history) == 1
+
+    def give_up(stop):
+        retry = Retry(stop=stop, wait=tenacity.wait_none())
+        with pytest.raises(GaveUp) as caught, plain(tmp_path, command, retry=retry, fallbacks=[more]):
+            pass
+        assert caught.value.retryable
+        assert "used up" in caught.value.why
+        assert len(caught.value.history) == 1
+
+    after_one, after_a_while = tenacity.stop_after_attempt(1), tenacity.stop_after_delay(0.01)
+    both = tenacity.stop_after_delay(3600) | after_one
+    side_by_side(*[lambda stop=stop: give_up(stop) for stop in (after_one, after_a_while, both)])
 
 
 # ------------------------------------------------------------------------------------------ pickling

@@ -95,7 +95,6 @@ def _print_story(terminal: Terminal, history: tuple[Attempt, ...], document: dic
         table.add_row(str(told["number"]), changed, verdict, told["phase"], found, told["released"])
     terminal.print()
     terminal.print(table)
-    terminal.print()
     hung = [attempt for attempt in history if attempt.verdict.verdict == "stuck"]
     if document["ready"] and hung:
         changes = " and ".join(change.change.removeprefix("+ ") for change in history[-1].changes)

@@ -55,6 +55,8 @@ class Terminal:
             self._begin(event.attempt)
         if isinstance(event, happened.Stopping):
             self._stopping = (time.monotonic(), _short_why(event))
+            if self.is_live:
+                return  # the live line says so
         line, style = _line_for(event)
         if line:
             self.say(line, style)
@@ -218,6 +220,8 @@ def _line_for(event: happened.Event) -> tuple[str, str]:
     match event:
         case happened.Launched():
             return f"attempt {event.attempt}: launched, pid {event.pid}", "bold"
+        case happened.PhaseChanged(phase="serving"):
+            return "", ""  # it says READY in a moment
         case happened.PhaseChanged():
             return f"phase {event.phase}", ""
         case happened.VerdictChanged():

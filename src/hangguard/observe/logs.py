@@ -18,6 +18,10 @@ _PARTIAL = 64 * 1024
 """What is kept of a line without an end."""
 _LINE = 8 * 1024
 """What is passed on of a line."""
+_TEXT = 256 * 1024
+_SHORT = 512
+"""What is passed on of a line where all lines of one look are longer than that together (judging costs 0.7 s a MB),
+and where in a left-out line it is searched for what tells something: prefixes and markers are shorter."""
 _FIRST = _LAST = _TELLING = 200
 """Lines passed on of one look; of the middle of a flood only those that tell something."""
 
@@ -178,6 +182,7 @@ class _Lines:
         self._first: list[bytes] = []
         self._between: list[bytes] = []
         self._last: deque[bytes] = deque()
+        self._searched = b""
         self._count = 0
 
     def add(self, line: bytes) -> None:
@@ -192,7 +197,10 @@ class _Lines:
             self._leave_out(self._last.popleft())
 
     def _leave_out(self, line: bytes) -> None:
-        if self._telling is not None and len(self._between) < _TELLING and self._telling.search(line):
+        if self._telling is None or len(self._between) >= _TELLING or line == self._searched:
+            return  # a flood is often one line over and over, and searching is what costs
+        self._searched = line
+        if self._telling.search(line, 0, _SHORT):
             self._between.append(line)
 
     @property
@@ -202,10 +210,12 @@ class _Lines:
 
     def passed_on(self) -> tuple[str, ...]:
         """Return them as clean text, without the empty ones."""
-        cleaned = (_clean(line) for line in (*self._first, *self._between, *self._last))
+        lines = (*self._first, *self._between, *self._last)
+        longest = _LINE if sum(min(len(line), _LINE) for line in lines) <= _TEXT else _SHORT
+        cleaned = (_clean(line, longest) for line in lines)
         return tuple(line for line in cleaned if line)
 
 
-def _clean(line: bytes) -> str:
-    text = line[: 2 * _LINE].decode(errors="replace")
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))[:_LINE].rstrip()
+def _clean(line: bytes, longest: int) -> str:
+    text = line[: 2 * longest].decode(errors="replace")
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))[:longest].rstrip()

@@ -32,7 +32,7 @@ from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start,
 from hangguard.observe import Target
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
-from hangguard.supervision.evidence import read_tail, write_evidence
+from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
 from hangguard.supervision.run import Guard, Run, Watcher
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class RunningAttempt:
         """Take one sample, judge it, and tell what changed."""
         before = self.memory
         sample = await self.watcher.take_sample(next_ask(before))
-        self.samples.append(sample)
+        self.samples.append(without_bulk(sample))
         self.memory = step(before, sample)
         if not isinstance(sample.tree, Unseen):
             self.guarded.remember(p.identity for p in sample.tree.members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from hangguard.facts import Attempt, Judged, Launch, Sample, Unseen
@@ -16,6 +16,10 @@ log = logging.getLogger("hangguard")
 
 WITHIN = 3.0
 """Seconds that a disk may take before the evidence is given up: a full or wedged disk must not hold a stop."""
+
+KEPT_TEXT, KEPT_LINES, KEPT_LINE = 4096, 10, 200
+"""Characters of the log above which a kept sample holds this many lines at either end, each cut to this length:
+180 samples of a flood would else be half a gigabyte."""
 
 
 async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sample, ...]) -> str | None:
@@ -38,6 +42,16 @@ async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sam
         log.warning("the evidence of attempt %d could not be written: %s", attempt.number, done.reason)
         return None
     return done
+
+
+def without_bulk(sample: Sample) -> Sample:
+    """Return the sample as it is kept: of a flood only the ends, because the log itself lies beside the evidence."""
+    log_ = sample.log
+    if isinstance(log_, Unseen) or sum(map(len, log_.lines)) <= KEPT_TEXT:
+        return sample
+    lines = tuple(line[:KEPT_LINE] for line in (*log_.lines[:KEPT_LINES], *log_.lines[KEPT_LINES:][-KEPT_LINES:]))
+    left_out = log_.left_out + len(log_.lines) - len(lines)
+    return replace(sample, log=replace(log_, lines=lines, left_out=left_out))
 
 
 async def read_tail(log_path: str | None) -> tuple[str, ...]:

@@ -1,7 +1,13 @@
-"""The story: start the server, relaunch it with one change at a time until it is ready, then keep watch.
+"""The story: start an LLM server, relaunch it with one change at a time until it has answered, then keep watch.
 
-Start reading here. Everything that is stored (the number of the attempt, the history, what was changed) is
-owned by the one task that runs :func:`serve`; the handle asks it through :class:`Story`.
+Start reading here. A *launch* is what to start; an *attempt* is one launch from spawn to the proof that nothing of
+it is left; a *fallback* is one change to a launch (a flag, a variable) that may cure what went wrong. What the
+attempt looks like inside stands in ``attempt.py``, what to do next is decided purely in ``judge/policy.py``, and
+the caller's side (``with``, ``async with``, the handle) is ``handle.py`` and ``sync.py``.
+
+Everything that is stored (the history, what was changed, the time that is left) is owned by the one task that runs
+:func:`serve`. The handle reads it through :class:`Story` and asks through its ``wishes``. A server that was ready
+and is lost is not started again unless somebody asks: its clients have lost their state already.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from hangguard.errors import GaveUp, LeftBehind, NotReadyInTime, Permanent, ServerLost
-from hangguard.facts import AppliedChange, Attempt, Exited, Launch, Ready
+from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
@@ -21,7 +27,7 @@ from hangguard.supervision.run import Run
 
 @dataclass(slots=True)
 class Story:
-    """What the handle may know of the running story, and ask of it."""
+    """The state of one supervision: written by the task of :func:`serve`, read by the handle, who adds wishes."""
 
     run: Run
     history: tuple[Attempt, ...] = ()
@@ -35,39 +41,47 @@ class Story:
 
 
 async def serve(story: Story) -> None:
-    """Run the story to its end: until the server is lost, or asked to stop, or no attempt becomes ready.
+    """Run the story to its end; return when the server was asked to stop, and has.
 
-    Raises :class:`GaveUp`, :class:`ServerLost`, or the errors of a start that was refused. Cancelling it stops
-    the server, with proof.
+    Raises :class:`GaveUp` (or :class:`Permanent`, :class:`NotReadyInTime`) when no attempt became ready,
+    :class:`ServerLost` when a ready server ended by itself, :class:`LeftBehind` when something of it could not be
+    ended, and what a refused start raises (:class:`~hangguard.errors.Refused`). Cancelling it stops the server,
+    with proof.
     """
-    run = story.run
+    run, wishes = story.run, story.wishes
     launch = run.launch
-    changes: tuple[AppliedChange, ...] = ()
-    before = 0  # attempts of earlier starts: a restart has the whole budget again
+    changes: tuple[AppliedChange, ...] = ()  # how ``launch`` differs from what was asked for
+    earlier = 0  # attempts before the last restart: after one, retry budget and time begin anew
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
-    for loss in run.folder.lost:
-        run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=loss))
     try:
+        _tell_what_is_lost(run)
         while True:
-            attempt = await try_once(story, launch, changes, deadline)
-            if story.wishes.restart and not story.wishes.stop_because:
-                launch, changes, deadline = _again(story, attempt)
-                before = len(story.history)
+            attempt = await try_once(story, launch, changes, deadline)  # in there for as long as it is ready
+            if wishes.stop_because:
+                return _refuse_leftovers(attempt)
+            if wishes.restart:
+                _refuse_leftovers(attempt)
+                launch, changes, earlier = attempt.launch, attempt.changes, len(story.history)
+                deadline = run.world.clock() + run.limits.ready_within
+                wishes.restart, wishes.changed = False, anyio.Event()
                 continue
-            if attempt.was_ready or story.wishes.stop_because:
-                return _end(attempt)
-            match _next_move(run, story.history[before:]):
-                case Keep():
-                    return None
+            if attempt.was_ready:
+                raise ServerLost(attempt)
+            match _next_move(run, story.history[earlier:], deadline):
                 case Relaunch() as relaunch:
-                    _announce(run, attempt, relaunch)
-                    await anyio.sleep(min(relaunch.after, max(0.0, deadline - run.world.clock())))
+                    _tell_relaunch(run, attempt, relaunch)
+                    with anyio.move_on_after(relaunch.after):
+                        await wishes.changed.wait()
+                    if wishes.stop_because:
+                        return None
                     launch, changes = relaunch.launch, relaunch.changes
                 case GiveUp() as giving_up:
                     run.announcer.tell(GivenUp(t=run.world.clock(), attempt=attempt.number, why=giving_up.why))
                     raise _gave_up(giving_up, story.history)
+                case Keep():  # of a ready attempt, and that was dealt with above
+                    return None
     finally:
-        _announce_end(story)
+        _tell_the_end(story)
         story.over.set()
         story.ready.set()
 
@@ -80,7 +94,7 @@ async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, .
         async with made as attempt:
             story.now = attempt
             if isinstance(await attempt.until_settled(), Ready):
-                _announce_ready(story, attempt)
+                _tell_ready(story, attempt)
                 await attempt.until_lost()
     finally:
         if story.now is not None:
@@ -89,7 +103,7 @@ async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, .
     return story.history[-1]
 
 
-def _announce_ready(story: Story, attempt: RunningAttempt) -> None:
+def _tell_ready(story: Story, attempt: RunningAttempt) -> None:
     event = BecameReady(
         t=story.run.world.clock(), attempt=attempt.number, url=attempt.launch.url, changes=attempt.changes
     )
@@ -97,18 +111,34 @@ def _announce_ready(story: Story, attempt: RunningAttempt) -> None:
     story.ready.set()
 
 
-def _next_move(run: Run, history: tuple[Attempt, ...]) -> Move:
+def _next_move(run: Run, history: tuple[Attempt, ...], deadline: float) -> Move:
+    """Ask the policy; a relaunch that would begin after the deadline is not made."""
     now = run.world.clock()
-    return next_move(history, run.fallbacks, budget(run.retry, history, now), retry_hangs=run.retry_hangs)
+    move = next_move(history, run.fallbacks, budget(run.retry, history, now), retry_hangs=run.retry_hangs)
+    if isinstance(move, Relaunch) and now + move.after >= deadline:
+        return GiveUp(f"not ready within {run.limits.ready_within:.0f} s", "expired")
+    return move
 
 
-def _announce(run: Run, attempt: Attempt, relaunch: Relaunch) -> None:
-    if relaunch.fallback is None:
+def _refuse_leftovers(attempt: Attempt) -> None:
+    if attempt.release is not None and attempt.release.left_behind:
+        raise LeftBehind(attempt.release)
+
+
+def _tell_what_is_lost(run: Run) -> None:
+    """Files that this run cannot keep, because their place cannot be written."""
+    for loss in run.folder.lost:
+        run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=loss))
+
+
+def _tell_relaunch(run: Run, attempt: Attempt, relaunch: Relaunch) -> None:
+    t, change = run.world.clock(), relaunch.fallback
+    if change is None:
+        run.announcer.tell(Notice(t=t, attempt=attempt.number, text=f"starting the same once more: {relaunch.why}"))
         return
-    change = relaunch.fallback
     run.announcer.tell(
         FallbackChosen(
-            t=run.world.clock(),
+            t=t,
             attempt=attempt.number,
             name=change.name,
             change=change.change,
@@ -118,37 +148,21 @@ def _announce(run: Run, attempt: Attempt, relaunch: Relaunch) -> None:
     )
 
 
-def _again(story: Story, attempt: Attempt) -> tuple[Launch, tuple[AppliedChange, ...], float]:
-    """A restart: the launch that runs, once more, with a fresh time to become ready."""
-    story.wishes.restart = False
-    story.wishes.changed = anyio.Event()
-    return attempt.launch, attempt.changes, story.run.world.clock() + story.run.limits.ready_within
-
-
-def _end(attempt: Attempt) -> None:
-    """The last attempt is over: lost if nobody asked for it."""
-    if isinstance(attempt.verdict, Exited):
-        raise ServerLost(attempt)
-    if attempt.release is not None and attempt.release.left_behind:
-        raise LeftBehind(attempt.release)
-
-
 def _gave_up(move: GiveUp, history: tuple[Attempt, ...]) -> GaveUp:
     last = history[-1]
-    if last.release is not None and last.release.left_behind:
-        kind: type[GaveUp] = GaveUp
-    else:
-        kind = {"permanent": Permanent, "expired": NotReadyInTime}.get(move.kind, GaveUp)
+    left = last.release is not None and bool(last.release.left_behind)
+    kinds: dict[str, type[GaveUp]] = {"permanent": Permanent, "expired": NotReadyInTime}
+    kind = GaveUp if left else kinds.get(move.kind, GaveUp)
     return kind(
         move.why,
         history,
         diagnosis=last.diagnosis,
         report_path=last.evidence_path,
-        retryable=move.kind == "exhausted",
+        retryable=move.kind == "exhausted" and not left,
     )
 
 
-def _announce_end(story: Story) -> None:
+def _tell_the_end(story: Story) -> None:
     run = story.run
     last = story.history[-1] if story.history else None
     run.announcer.tell(
