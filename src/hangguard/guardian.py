@@ -88,6 +88,7 @@ class Guardian:
         self._ending: _tree.Ending | None = None
         self._due: float | None = None
         self._step = ""
+        self._hurried = False
         self._told_to_end = False  # set by the handler of SIGTERM
         self._alone = False  # the supervisor is gone
         self._bye = False
@@ -222,8 +223,14 @@ class Guardian:
         with contextlib.suppress(BlockingIOError):
             if not os.read(self._death, 512):
                 self._lose_supervisor()
-            elif self._ending is not None:
-                self._ending.hurry()
+            else:
+                self._hurry()
+
+    def _hurry(self) -> None:
+        """End the grace, also when the bell was faster than the request to stop."""
+        self._hurried = True
+        if self._ending is not None:
+            self._ending.hurry()
 
     def _read_messages(self) -> None:
         for text in self._line.take():
@@ -264,15 +271,15 @@ class Guardian:
             self._launch(message)
         elif what == "stop":
             self._begin_ending(float(message["grace"]))
-        elif what == "hurry" and self._ending is not None:
-            self._ending.hurry()
+        elif what == "hurry":
+            self._hurry()
         elif what == "remember":
             self._remembered.update((int(pid), int(started)) for pid, started in message["members"])
         elif what == "bye":
             self._bye = True
             if not self._stopped:
                 self._lose_supervisor()
-        elif what != "hurry":
+        else:
             self._complain(f"there is no request {what!r} now")
 
     def _complain(self, problem: str) -> None:
@@ -286,6 +293,8 @@ class Guardian:
         if self._ending is None:
             self._ending = _tree.Ending(self._find_members, root=self._root, grace=grace)
             self._step = ""
+            if self._hurried:
+                self._ending.hurry()
         else:
             self._ending.shorten(time.monotonic() + grace)
         self._due = time.monotonic()

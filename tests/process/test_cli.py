@@ -9,10 +9,16 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from commands import hangguard, poll, run, small
 from terminals import check_live_lines, live_lines, on_a_terminal
+
+from hangguard.cli.exits import exit_code_of
+from hangguard.cli.live import ending
+from hangguard.errors import GaveUp, ServerLost
+from hangguard.facts import Attempt, Exited, Launch, Release, ReleaseItem
 
 KEYS = {
     "launched": {"pid", "argv"},
@@ -155,7 +161,6 @@ def test_a_taken_port_is_refused_and_its_holder_named(tmp_path):
 
 ONE_UNCHANGED = ("--attempts", "1", "--fallbacks", "none")
 NEVER_READY = {
-    "hangs": ((*ONE_UNCHANGED, "--patience", "4"), {"deadlock_at_capture": True}, 10),
     "has no model": ((), {"model_path": "/no/such/model"}, 11),
     "ends with 0": ((), {"exit_early": 0}, 14),
     "is too slow": (("--ready-within", "3"), {"phase_seconds": 1.0}, 124),
@@ -193,6 +198,20 @@ def test_a_server_that_ends_by_itself_after_it_was_ready(tmp_path):
         os.kill(pid, signal.SIGTERM)  # somebody else's doing: hangguard was not asked
         assert running.wait() == 14
         assert "The server is lost" in running.last_line
+
+
+def test_what_is_left_behind_is_said_and_goes_before_how_it_ended():
+    """Nothing survives SIGKILL but a process that waits in a driver: this one is made up."""
+    held = ReleaseItem(resource="processes", answer="held", detail="pid 7 (server), state D in nv_wait")
+    launch = Launch(argv=("x",), env=(), cwd="/", url="http://h:1", host="h", port=1)
+    verdict = Exited(phase="serving", kind="crash", exit_code=3)
+    last = Attempt(
+        number=1, launch=launch, verdict=verdict, started_at=0, last_movement_at=0, settled_at=0, exit_code=3,
+        release=Release(items=(held,)),
+    )  # fmt: skip
+    for failure in (None, ServerLost(last), GaveUp("why", (last,))):
+        assert exit_code_of(failure, last, pass_through=True) == 12
+    assert "LEFT BEHIND: processes: pid 7 (server), state D in nv_wait" in ending(None, last, 12)[0]
 
 
 def test_a_signal_before_it_is_ready_is_asking_too(tmp_path):
@@ -310,6 +329,19 @@ def test_what_could_drive_a_terminal_is_not_passed_on(tmp_path):
         assert b"\x1b]0;owned" in log.read_bytes()  # it was there
 
 
+def test_a_line_without_an_end_costs_no_memory_and_is_cut_aloud(tmp_path):
+    with run(tmp_path, command=small(long_line=200 << 20)) as running:
+        running.event("ready")
+        status = Path(f"/proc/{running.process.pid}/status").read_text()
+        assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) < 150 * 1024
+        running.ask()
+        assert running.wait() == 0
+        assert "bytes are left out here" in running.out
+        assert max(map(len, running.out.splitlines())) < 20_000
+        for log in tmp_path.glob("state/hangguard/runs/*/attempt-1.log"):
+            log.unlink()
+
+
 def test_secrets_are_in_nothing_that_is_written(tmp_path):
     key, token = "sesame-open-1234", "opaque-token-5678"
     command = small(api_key=key, model_path=f"{token}-{key}")
@@ -359,6 +391,7 @@ def test_on_a_terminal_one_live_line_tells_the_truth(tmp_path):
     with on_a_terminal(tmp_path, 80, *words) as (running, read, screen):
         poll(lambda: read() and running.process.poll() is not None, 30.0)
         frames = read()
+        assert running.process.returncode == 10  # not 143: the server was ended by us
     shown = "\n".join(sorted(check_live_lines(frames, 80)))
     assert re.search(r"attempt 1, \d s · \S+ · moving \(.+\) · 3 processes, \d+ MiB", shown), shown
     assert re.search(r"attempt 1, \d+ s · graph-capture · nothing moved for [234] s · 3 processes", shown), shown

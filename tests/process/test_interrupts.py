@@ -1,9 +1,12 @@
 """Ctrl-C in real programs: once stops with proof, a second time ends the grace and not the proof."""
 
+import os
 import time
 
 import pytest
-from faces import User
+from faces import User, takes_at_most
+
+from hangguard.act.spawn import guarded
 
 FACES = ("sync", "asyncio", "trio")
 
@@ -78,3 +81,22 @@ def test_once_keeps_the_grace(start):
         assert user.ends(within=12.0)["raised"] == "KeyboardInterrupt"
         assert time.monotonic() - began >= 2.0
         assert not user.left()
+
+
+@pytest.mark.anyio
+async def test_a_hurry_that_is_faster_than_the_request_to_stop_is_not_lost(tmp_path):
+    """The second Ctrl-C may come between the word of the stop and the stop."""
+    argv = ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
+    async with guarded(
+        argv=argv,
+        env=dict(os.environ),
+        cwd=str(tmp_path),
+        log_path=str(tmp_path / "log"),
+        lock_path=None,
+        death_grace=0.5,
+        on_death="stop",
+        pristine=False,
+    ) as server:
+        server.hurry()
+        with takes_at_most(8.0):
+            assert (await server.stop(grace=60.0)).survivors == ()

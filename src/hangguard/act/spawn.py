@@ -155,6 +155,7 @@ class Guarded:
         self._answered: anyio.Event | None = None
         self._answer: dict[str, Any] = {}
         self._is_read = False
+        self._hurried = False
         self._on_progress: Callable[[StopProgress], None] | None = None
         self._scopes: list[anyio.CancelScope] = []
         self._ending: _tree.Ending | None = None
@@ -184,8 +185,9 @@ class Guarded:
             self._link.post({"do": "remember", "members": sorted(new)})
 
     def hurry(self) -> None:
-        """End the grace of a stop in progress at once. For any thread, and for signal handlers."""
+        """End the grace of the stop in progress, or of the one to come. For any thread, and for signal handlers."""
         self._check_owner()
+        self._hurried = True
         ending = self._ending
         if ending is not None:
             ending.hurry()
@@ -332,6 +334,8 @@ class Guarded:
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + grace)
         ending = self._ending = _tree.Ending(self._find_members, root=(self.pid, self.started), grace=grace)
+        if self._hurried:  # before there was an ending to hurry
+            ending.hurry()
         lane = Lane("ending")
         try:
             ended = await lane.ask(ending.run, within=grace + max(within, TAKE_OVER_WITHIN))

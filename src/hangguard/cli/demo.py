@@ -83,29 +83,28 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _print_story(terminal: Terminal, history: tuple[Attempt, ...], document: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for heading in ("attempt", "with", "verdict", "phase", "found after", "then"):
-        table.add_column(heading, justify="right" if heading == "found after" else "left", no_wrap=True)
-    for told in document["attempts"]:
-        kind = f" ({told['kind']})" if told["kind"] else ""
-        found = f"{told['seconds_to_verdict']:.1f} s" if told["verdict"] == "stuck" else "-"
-        changed = ", ".join(told["fallbacks"]) or "as asked for"
-        style = "green" if told["verdict"] == "ready" else "red"
-        verdict = Text(told["verdict"] + kind, style)
-        table.add_row(str(told["number"]), changed, verdict, told["phase"], found, told["released"])
     terminal.print()
-    terminal.print(table)
-    hung = [attempt for attempt in history if attempt.verdict.verdict == "stuck"]
-    if document["ready"] and hung:
+    terminal.print(_table(document["attempts"]))
+    hung = next((attempt for attempt in history if attempt.verdict.verdict == "stuck"), None)
+    if hung is not None and document["ready"]:
+        waited = f"{hung.settled_at - hung.last_movement_at:.1f} s after its last movement"
+        terminal.print(f"Hung at {hung.verdict.phase}, found out {waited}, ended with proof,")
         changes = " and ".join(change.change.removeprefix("+ ") for change in history[-1].changes)
-        waited = hung[0].settled_at - hung[0].last_movement_at
-        terminal.print(
-            Text(
-                f"Hung at {hung[0].verdict.phase}, found out {waited:.1f} s after its last movement, ended with proof,"
-            )
-        )
         terminal.print(Text(f"started again with {changes}: it answered a request.", "bold green"))
     left = ", ".join(document["left_behind"]) or "nothing"
     terminal.print(f"{document['seconds']:.0f} s in all. Left behind: {left}.")
-    if hung and hung[0].evidence_path is not None:
-        terminal.print(f"Evidence: {from_home(hung[0].evidence_path)}")
+    if hung is not None and hung.evidence_path is not None:
+        terminal.print(f"Evidence: {from_home(hung.evidence_path)}")
+
+
+def _table(attempts: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for heading in ("attempt", "with", "verdict", "phase", "found after", "then"):
+        table.add_column(heading, justify="right" if heading == "found after" else "left", no_wrap=True)
+    for attempt in attempts:
+        kind = f" ({attempt['kind']})" if attempt["kind"] else ""
+        found = f"{attempt['seconds_to_verdict']:.1f} s" if attempt["verdict"] == "stuck" else "-"
+        verdict = Text(attempt["verdict"] + kind, "green" if attempt["verdict"] == "ready" else "red")
+        changed = ", ".join(attempt["fallbacks"]) or "as asked for"
+        table.add_row(str(attempt["number"]), changed, verdict, attempt["phase"], found, attempt["released"])
+    return table

@@ -19,7 +19,7 @@ from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError
 from hangguard.facts import AppliedChange, Attempt, Release, Tree
-from hangguard.redact import clean_text
+from hangguard.redact import clean_text, redact
 from hangguard.supervision import events as happened
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Terminal:
 
     def last_line(self, failure: BaseException | None, last: Attempt | None, code: int) -> None:
         """Print how it ended, in one line that is loud where the server ran changed; the story goes before it."""
-        headline, *story = _ending(failure, last, code)
+        headline, *story = map(redact, ending(failure, last, code))  # a stranger's title may hold his secrets
         for line in story:
             self.print(Text(f"  {clean_text(line)}", "red"))
         text = Text(f"hangguard: {clean_text(headline)}", "bold green" if code == 0 else "bold red")
@@ -151,8 +151,8 @@ class _Notes(logging.Handler):
         self._terminal.say(f"note: {record.getMessage()}", "yellow")
 
 
-def _ending(failure: BaseException | None, last: Attempt | None, code: int) -> list[str]:
-    """Return the headline, and the lines of the story that goes before it."""
+def ending(failure: BaseException | None, last: Attempt | None, code: int) -> list[str]:
+    """Return how it ended: the headline, and the lines of the story that goes before it."""
     left = last.release if last is not None else None
     if isinstance(failure, GaveUp):
         attempts = _count(len(failure.history), "attempt", "attempts")

@@ -16,7 +16,7 @@ from hangguard.cli.live import Terminal
 from hangguard.cli.outlets import EventWriter, LogFollower, is_stdout
 from hangguard.errors import BadLaunch, HangguardError
 from hangguard.facts import Attempt, Limits, Permission
-from hangguard.redact import secrets_of
+from hangguard.redact import clean_text, redact, secrets_of
 from hangguard.supervision.events import Event
 from hangguard.supervision.handle import AsyncServer
 from hangguard.supervision.retry import Retry
@@ -52,7 +52,7 @@ def run_command(options: Options) -> int:
         supervision = _supervision(options, hooks)
         writer = EventWriter(options.events) if options.events is not None else None
     except HangguardError as refused:
-        print(f"hangguard: {refused}", file=sys.stderr)
+        print(f"hangguard: {clean_text(redact(str(refused)))}", file=sys.stderr)
         if isinstance(refused, BadLaunch):
             print("Try 'hangguard run --help'.", file=sys.stderr)
         return exit_code_of(refused, None, pass_through=False)
