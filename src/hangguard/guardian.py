@@ -291,7 +291,9 @@ class Guardian:
 
     def _begin_ending(self, grace: float) -> None:
         if self._ending is None:
-            self._ending = _tree.Ending(self._find_members, root=self._root, grace=grace)
+            self._ending = _tree.Ending(
+                self._find_members, root=self._root, grace=grace, children=self._living_children
+            )
             self._step = ""
             if self._hurried:
                 self._ending.hurry()
@@ -301,6 +303,10 @@ class Guardian:
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
         return _tree.find_members(entries, below=[os.getpid()], remembered=self._remembered, log_id=self._log_id)
+
+    def _living_children(self) -> list[int]:
+        self._reap()
+        return _tree.own_children()
 
     def _go_on(self) -> None:
         if self._due is None or time.monotonic() < self._due:

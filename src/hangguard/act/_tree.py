@@ -109,6 +109,15 @@ def descendants(of_pids: Iterable[int], entries: Entries) -> set[int]:
     return found
 
 
+def own_children() -> list[int]:
+    """Return the pids of this process's own children, zombies too; empty where the kernel does not tell."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", "rb") as file:
+            found += [int(pid) for pid in file.read().split()]
+    return found
+
+
 def ancestors(of_pid: int) -> set[int]:
     """Return the pids of parent, grandparent … up to and with 1."""
     found: set[int] = {1}
@@ -283,11 +292,20 @@ class Ending:
     last. ``step`` says where it is: asking, grace, killing, trackers, done.
     """
 
-    def __init__(self, find: Callable[[Entries], Iterable[Identity]], *, root: Identity | None, grace: float) -> None:
+    def __init__(
+        self,
+        find: Callable[[Entries], Iterable[Identity]],
+        *,
+        root: Identity | None,
+        grace: float,
+        children: Callable[[], Iterable[int]] | None = None,
+    ) -> None:
+        """``children``: for the subreaper of the launch alone, its own children, after it has reaped."""
         self.step = "asking"
         self.left = 0
         self.result: Ended | None = None
         self._find = find
+        self._children = children
         self._root = root
         self._grace = grace
         self._grace_ends = float("inf")
@@ -296,6 +314,7 @@ class Ending:
         self._members: set[Identity] = set()
         self._killed: set[Identity] = set()
         self._quiet = 0
+        self._is_quiet = False
         self._settle_ends: float | None = None
         self._trackers_end: float | None = None
         self._titles = Titles()
@@ -358,7 +377,7 @@ class Ending:
         if self._settle_ends is None:
             self._settle_ends = now + SETTLE
         living = self._kill_until_quiet(sparing_trackers=True)
-        if self._workers(living) and now < self._settle_ends:
+        if (self._workers(living) or not self._is_quiet) and now < self._settle_ends:
             return self._later(now)
         trackers = living - self._workers(living) - self._killed
         if trackers:
@@ -372,23 +391,49 @@ class Ending:
                 return self._later(now)
             self._settle_ends = max(self._settle_ends, now + 1.0)
             living = self._kill_until_quiet(sparing_trackers=False)
-        if living and now < self._settle_ends:
+        if (living or not self._is_quiet) and now < self._settle_ends:
             return self._later(now)
         self._finish(living)
         return None
 
     def _kill_until_quiet(self, *, sparing_trackers: bool) -> set[Identity]:
         living: set[Identity] = set()
-        self._quiet = 0
+        self._quiet, self._is_quiet = 0, False
         for _ in range(64):
             living = self._look()
             due = (self._workers(living) if sparing_trackers else living) - self._killed
             for member in due:
                 self._send(member, signal.SIGKILL)
             self._killed |= due
-            if not due and self._quiet >= 2:
+            relays = self._kill_relays(sparing_trackers=sparing_trackers)
+            if not due and not relays and self._quiet >= 2:
+                self._is_quiet = True
                 break
         return living
+
+    def _kill_relays(self, *, sparing_trackers: bool) -> bool:
+        """Kill children of our own that no scan has seen; say whether one was there, or had just ended.
+
+        A process that forks and exits at once hops from pid to pid, and a scan of /proc takes milliseconds: it
+        may miss every hop. But whoever loses his parent becomes a child of the subreaper, at the end of its
+        list. So a list of its children that holds nobody, after all that had ended were reaped, is the proof that
+        nothing of the launch is left. Their pids cannot be reused before we reap them.
+        """
+        found = False
+        for pid in self._children() if self._children is not None else ():
+            entry = read_entry(pid)
+            if entry is None:
+                continue
+            self._members.add(entry.identity)
+            if not entry.dead and entry.identity not in self._killed:
+                self._titles.learn([entry.identity])
+                if sparing_trackers and TRACKER in self._titles[entry.identity]:
+                    continue
+                self._send(entry.identity, signal.SIGKILL)
+                self._killed.add(entry.identity)
+                found = True
+            found = found or entry.dead
+        return found
 
     def _look(self) -> set[Identity]:
         self._entries = read_entries()
