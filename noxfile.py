@@ -15,6 +15,8 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "docs", "package", "unit", "tests"]
 
 HERE = Path(__file__).parent
+AT_ONCE = ("-n", "4", "--dist", "worksteal")
+"""Most tests wait for real processes more than they compute."""
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 LOWEST = SUPPORTED[0]
 TESTED = "3.11"
@@ -72,7 +74,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs neither an engine nor a GPU, with the newest dependencies."""
     install(session, "test", "lint")
-    session.run("pytest", "tests", "-m", "not real and not gpu", *session.posargs)
+    session.run("pytest", "tests", "-m", "not real and not gpu", *AT_ONCE, *session.posargs)
 
 
 @nox.session
@@ -85,7 +87,7 @@ def unit(session: nox.Session, version: str, resolution: str) -> None:
         session.skip("NOT RUN: only uv installs the lowest dependencies")
     install(session, "test", resolution=resolution)
     top = [str(p.relative_to(HERE)) for p in sorted(HERE.glob("tests/test_*.py")) if p.name not in NEEDS_THE_REPOSITORY]
-    session.run("pytest", "tests/judge", "tests/engines", *top, *session.posargs)
+    session.run("pytest", "tests/judge", "tests/engines", *top, "-q", *AT_ONCE, *session.posargs)
 
 
 @nox.session(python=PYTHONS[TESTED])
