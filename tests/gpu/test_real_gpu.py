@@ -73,8 +73,9 @@ def test_nvml_facts_equal_those_of_nvidia_smi():
 def test_a_deadlock_that_holds_gpu_memory_is_found_cured_and_released(tmp_path):
     """The story on one GPU: memory held, 0 % CPU and GPU; found, ended, memory back, started without capture."""
     before = float(smi("memory.used")[0][0])
+    hold = "import torch, time; x = torch.ones(2**28, device='cuda'); print('up', flush=True); time.sleep(600)"
     bystander = subprocess.Popen(
-        [sys.executable, "-c", "import torch,time; x=torch.ones(2**28,device='cuda'); print('up',flush=True); time.sleep(600)"],
+        [sys.executable, "-c", hold],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -128,11 +129,14 @@ def test_a_healthy_start_that_works_on_the_gpu_is_never_called_stuck(tmp_path):
 
 def test_a_gpu_hidden_from_the_launch_is_not_looked_at(tmp_path):
     """CUDA_VISIBLE_DEVICES empty: no GPU is this launch's, and torch fails: the reason is told."""
-    with pytest.raises(GaveUp) as gave_up, supervise(
-        SERVER,
-        url="http://127.0.0.1:{port}",
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        run_dir=tmp_path,
+    with (
+        pytest.raises(GaveUp) as gave_up,
+        supervise(
+            SERVER,
+            url="http://127.0.0.1:{port}",
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            run_dir=tmp_path,
+        ),
     ):
         pass
     record(test="hidden", text=str(gave_up.value))
