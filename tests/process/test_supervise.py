@@ -315,7 +315,7 @@ def test_a_callable_that_raises_is_not_ready_and_the_reason_is_kept(tmp_path):
 
 @pytest.mark.anyio
 async def test_a_lost_server_cancels_the_body_and_the_block_raises_it_bare(tmp_path):
-    with pytest.raises(ServerLost) as caught:  # noqa: PT012
+    with pytest.raises(ServerLost) as caught:
         async with plain(tmp_path) as server:
             os.kill(server.pid, signal.SIGKILL)
             await anyio.sleep(60)
@@ -325,7 +325,7 @@ async def test_a_lost_server_cancels_the_body_and_the_block_raises_it_bare(tmp_p
 
 
 def test_blocking_the_next_call_raises_it_and_so_does_the_end_of_the_block(tmp_path):
-    with pytest.raises(ServerLost) as at_the_end, plain(tmp_path) as server:  # noqa: PT012
+    with pytest.raises(ServerLost) as at_the_end, plain(tmp_path) as server:
         os.kill(server.pid, signal.SIGKILL)
         until_sync(lambda: server.returncode is not None and server.history)
         with pytest.raises(ServerLost) as at_the_call:
@@ -336,7 +336,7 @@ def test_blocking_the_next_call_raises_it_and_so_does_the_end_of_the_block(tmp_p
 
 def test_the_body_goes_before_the_loss_and_close_raises_it(tmp_path):
     def body_raises():
-        with pytest.raises(ZeroDivisionError), plain(tmp_path) as server:  # noqa: PT012
+        with pytest.raises(ZeroDivisionError), plain(tmp_path) as server:
             os.kill(server.pid, signal.SIGKILL)
             until_sync(lambda: server.history)
             raise ZeroDivisionError
