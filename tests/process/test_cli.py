@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 from commands import hangguard, poll, run, small
 from terminals import check_live_lines, live_lines, on_a_terminal
@@ -221,6 +222,22 @@ def test_a_signal_before_it_is_ready_is_asking_too(tmp_path):
         assert running.wait() == 0
         assert running.named("ready") == []
         assert running.named("released")[-1]["released"] == "released"
+
+
+def test_a_hang_up_that_nohup_has_ignored_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as from nohup
+    try:
+        with run(tmp_path) as running:
+            signal.signal(signal.SIGHUP, before)
+            running.event("ready")
+            running.ask(signal.SIGHUP)
+            url = running.named("ready")[0]["url"]
+            poll(lambda: httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200)
+            assert running.named("stopping") == []
+            running.ask(signal.SIGTERM)
+            assert running.wait() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_second_signal_ends_the_grace_and_not_the_proof(tmp_path):

@@ -137,7 +137,9 @@ async def until_the_end(
 
 async def _listen_to_signals(asked: anyio.CancelScope, supervision: Supervision, terminal: Terminal) -> None:
     asked_at = 0.0
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+    # nohup has hang-ups ignored, and means it
+    hears = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    with anyio.open_signal_receiver(*hears) as signals:
         async for number in signals:
             if not asked.cancel_called:
                 asked_at = anyio.current_time()

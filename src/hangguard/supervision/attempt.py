@@ -14,6 +14,7 @@ import anyio
 from hangguard.errors import PortInUse
 from hangguard.facts import (
     AppliedChange,
+    Ask,
     Attempt,
     Broken,
     Diagnosis,
@@ -29,6 +30,7 @@ from hangguard.facts import (
     Verdict,
 )
 from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start, step
+from hangguard.judge.assess import FAREWELL
 from hangguard.observe import Target
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
@@ -41,7 +43,7 @@ PERIOD = 1.0
 """Seconds between samples."""
 
 PERIOD_AT_END = 0.25
-"""The same once the launched process has ended."""
+"""The same for ``FAREWELL`` seconds once the launched process has ended."""
 
 KEPT_SAMPLES = 180
 
@@ -222,11 +224,13 @@ class RunningAttempt:
 
     async def _pause(self) -> None:
         """Sleep until the next sample is due; an exit or a wish ends it."""
-        if self.guarded.exit is not None:
-            await anyio.sleep(PERIOD_AT_END)
+        now, ended = self._now(), self.guarded.exit
+        if ended is not None:  # a launcher may have forked and gone: then its server is watched at the usual pace
+            with anyio.move_on_after(PERIOD_AT_END if now - ended.at < FAREWELL else PERIOD):
+                await self.wishes.changed.wait()
             return
-        last = self.samples[-1].t if self.samples else self._now()
-        with anyio.move_on_after(max(0.05, last + PERIOD - self._now())):
+        last = self.samples[-1].t if self.samples else now
+        with anyio.move_on_after(max(0.05, last + PERIOD - now)):
             await first_of(self.guarded.wait_exit, self.wishes.changed.wait)
 
     async def _look_at_gpus(self) -> tuple[Gpu, ...] | Unseen:
@@ -236,6 +240,8 @@ class RunningAttempt:
         if self.settled is None or isinstance(self.settled, Ready):
             return
         with anyio.move_on_after(EVIDENCE_WITHIN):
+            if not isinstance(self.settled, Exited):
+                self.samples.append(without_bulk(await self.watcher.take_sample(Ask(thread_states=True, stacks=True))))
             self.log_tail = self._without_secrets(await read_tail(self.log_path))
             self.evidence_path = await write_evidence(self.run.folder, self.record(), tuple(self.samples))
 
