@@ -137,8 +137,9 @@ async def until_the_end(
 
 async def _listen_to_signals(asked: anyio.CancelScope, supervision: Supervision, terminal: Terminal) -> None:
     asked_at = 0.0
-    # nohup has hang-ups ignored, and means it
-    hears = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    hears = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored, and means it
+        hears.append(signal.SIGHUP)
     with anyio.open_signal_receiver(*hears) as signals:
         async for number in signals:
             if not asked.cancel_called:
