@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
+from typing import TypeVar
 
 from hangguard.facts import (
     Ask,
     Exited,
     Expired,
+    Judged,
     Moving,
     Phase,
     Process,
@@ -44,6 +46,8 @@ from hangguard.judge.stillness import (
     suspects,
     working_members,
 )
+
+V = TypeVar("V", bound=Judged)
 
 PATIENCE = 10.0
 """Idle seconds before a hang is called, in every phase, when two stack samples agree. Healthy starts were
@@ -152,7 +156,7 @@ def _answered(memory: Memory, sample: Sample) -> Verdict | None:
 def _out_of_time(memory: Memory, sample: Sample) -> Verdict | None:
     limits = memory.rules.limits
     if sample.t >= memory.rules.deadline:
-        return _expired(memory, sample, "ready_within", f"not ready within {limits.ready_within:.0f} s")
+        return _judged(Expired, memory, sample, f"not ready within {limits.ready_within:.0f} s", "ready_within")
     return None
 
 
@@ -164,11 +168,12 @@ def _out_of_budget(memory: Memory, sample: Sample, verdict: Verdict) -> Verdict 
     budget = limits.waiting if isinstance(verdict, Waiting) else limits.unclear
     if sample.t - memory.undecided_since < budget:
         return None
-    return _expired(memory, sample, verdict.verdict, f"{verdict.verdict} for {budget:.0f} s: {verdict.why}")
+    return _judged(Expired, memory, sample, f"{verdict.verdict} for {budget:.0f} s: {verdict.why}", verdict.verdict)
 
 
-def _expired(memory: Memory, sample: Sample, kind: str, why: str) -> Expired:
-    return Expired(
+def _judged(make: type[V], memory: Memory, sample: Sample, why: str, kind: str = "") -> V:
+    """Make a verdict with what every verdict over a start says."""
+    return make(
         phase=_phase(memory),
         kind=kind,
         still_for=memory.unproductive_for,
@@ -180,12 +185,13 @@ def _expired(memory: Memory, sample: Sample, kind: str, why: str) -> Expired:
 
 def _unseen_or_elsewhere(memory: Memory, sample: Sample) -> Verdict | None:
     if isinstance(sample.tree, Unseen):
-        return _unclear(memory, sample, f"the processes cannot be seen: {sample.tree.reason}")
+        return _judged(Unclear, memory, sample, f"the processes cannot be seen: {sample.tree.reason}")
     if isinstance(sample.answer, Reply) and sample.answer.state == "bad":
         why = f"the server answers, but with status {sample.answer.status}: {sample.answer.detail[:200]}"
-        return _unclear(memory, sample, f"{why} (give ready= if it is to be asked in another way)")
+        return _judged(Unclear, memory, sample, f"{why} (give ready= if it is to be asked in another way)")
     if memory.rules.delegates_to and memory.idle_for >= _capped(PATIENCE, memory):
-        return _unclear(
+        return _judged(
+            Unclear,
             memory,
             sample,
             f"the server itself is started by {memory.rules.delegates_to} elsewhere and cannot be seen from here",
@@ -199,20 +205,20 @@ def _idle(memory: Memory, sample: Sample) -> Verdict | None:
     if idle < _capped(PATIENCE, memory) or memory.tree is None or not memory.tree.members:
         return None
     if blind := _blind(memory, sample):
-        return _unclear(memory, sample, f"nothing moves, and {blind}")
+        return _judged(Unclear, memory, sample, f"nothing moves, and {blind}")
     workers = working_members(memory.tree, memory.rules)
     stacks = memory.agreement.stacks if memory.agreement else ()
     if memory.rules.nodes > 1 and _phase(memory) in {"import", "dist-init"}:
-        return _waiting(memory, sample, "peers", "it may be waiting for the other machines of this launch")
+        return _judged(Waiting, memory, sample, "it may be waiting for the other machines of this launch", "peers")
     if outside := may_end_from_outside(stacks, workers):
         kind, where = outside
-        return _waiting(memory, sample, kind, f"something outside may still end the wait: {where}")
+        return _judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", kind)
     doubt = _doubt(memory, sample, stacks, workers)
     if not doubt:
         return _stuck(memory, sample, "two equal stack samples of every member, all idle")
     if idle >= _capped(PATIENCE_WITHOUT_STACKS, memory):
         return _stuck(memory, sample, f"nothing moved at all; judged with the long patience because {doubt}")
-    return _unclear(memory, sample, f"nothing moves, but {doubt}")
+    return _judged(Unclear, memory, sample, f"nothing moves, but {doubt}")
 
 
 def _blind(memory: Memory, sample: Sample) -> str:
@@ -246,52 +252,18 @@ def _doubt(memory: Memory, sample: Sample, stacks: tuple[Stack, ...], workers: t
 
 
 def _stuck(memory: Memory, sample: Sample, why: str) -> Stuck:
-    tree = memory.tree
-    assert tree is not None
+    assert memory.tree is not None
     stacks = memory.agreement.stacks if memory.agreement else ()
-    return Stuck(
-        phase=_phase(memory),
-        kind="idle",
-        still_for=memory.idle_for,
-        moved=memory.progress_by,
-        unseen=_unseen(memory, sample),
-        why=why,
-        suspects=suspects(tree, memory.rules, stacks),
-    )
+    verdict = _judged(Stuck, memory, sample, why, "idle")
+    return replace(verdict, still_for=memory.idle_for, suspects=suspects(memory.tree, memory.rules, stacks))
 
 
 def _going_on(memory: Memory, sample: Sample) -> Verdict:
     if memory.unproductive_for >= UNPROVEN:
         if memory.activity_by == DISK_WAIT:
-            return _waiting(memory, sample, "disk", "threads wait for the disk, and nothing was produced")
-        return _unclear(memory, sample, f"{memory.activity_by}, but nothing was produced")
-    return Moving(
-        phase=memory.place.phase,
-        still_for=memory.unproductive_for,
-        moved=memory.progress_by,
-        unseen=_unseen(memory, sample),
-    )
-
-
-def _waiting(memory: Memory, sample: Sample, kind: str, why: str) -> Waiting:
-    return Waiting(
-        phase=_phase(memory),
-        kind=kind,
-        still_for=memory.unproductive_for,
-        moved=memory.progress_by,
-        unseen=_unseen(memory, sample),
-        why=why,
-    )
-
-
-def _unclear(memory: Memory, sample: Sample, why: str) -> Unclear:
-    return Unclear(
-        phase=_phase(memory),
-        still_for=memory.unproductive_for,
-        moved=memory.progress_by,
-        unseen=_unseen(memory, sample),
-        why=why,
-    )
+            return _judged(Waiting, memory, sample, "threads wait for the disk, and nothing was produced", "disk")
+        return _judged(Unclear, memory, sample, f"{memory.activity_by}, but nothing was produced")
+    return replace(_judged(Moving, memory, sample, ""), phase=memory.place.phase)
 
 
 def _phase(memory: Memory) -> Phase:
