@@ -197,8 +197,8 @@ class LeftBehind(HangguardError):
         """Return what is left, and who holds it."""
         left = "; ".join(self.release.left_behind)
         return (
-            f"Left behind after the stop: {left}. A process that SIGKILL does not end waits in the kernel, "
-            "usually in the GPU driver: only a reboot of the machine ends that."
+            f"Left behind after the stop: {left}. A process that SIGKILL does not end is another user's (sudo), or it "
+            "waits in the kernel, usually in the GPU driver: only a reboot of the machine ends that."
         )
 
 

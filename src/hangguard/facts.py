@@ -345,6 +345,8 @@ class ThreadStack:
     thread_id: int
     active: bool
     frames: tuple[StackFrame, ...]
+    wait_channel: str | None = None
+    """As :attr:`Stack.wait_channel`, for this thread; ``None``: not known (before Python 3.11 as a rule)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +360,10 @@ class Stack:
     is_python: bool = True
     """False: no Python interpreter in it, so only the wait channel can be seen."""
     wait_channel: str | Unseen = Unseen("not looked at")
-    """The kernel function that the main thread sleeps in (``/proc/PID/wchan``); empty: running."""
+    """The kernel function that the main thread sleeps in (``/proc/PID/wchan``); empty: running. ``timed`` before
+    it: the wait for a lock ends by itself after a time."""
+    other_channels: tuple[str, ...] = ()
+    """The same for its other threads, native ones too: every channel once, sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

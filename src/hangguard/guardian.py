@@ -172,6 +172,8 @@ class Guardian:
         status = os.fstat(log)
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(errno.EINVAL, "log", path, "it is not a regular file")
+        if status.st_nlink > 1:
+            raise Refusal(errno.EMLINK, "log", path, "it has another name, so it may be somebody's file")
         # Writing to the log is what makes a process a member, so it must be this launch's own. The lock goes
         # with the descriptor: it is free again when the last member that has the log is gone.
         self._held.append(os.dup(log))
@@ -314,7 +316,10 @@ class Guardian:
         if self._ending is None:  # alone, with something that would not end
             self._begin_ending(0.0)
         assert self._ending is not None
-        self._due = self._ending.tick(time.monotonic())
+        try:
+            self._due = self._ending.tick(time.monotonic())
+        except OSError:  # no memory or no descriptors now (ENOMEM, ENFILE): nobody was seen to be gone
+            self._due = time.monotonic() + 0.2
         if self._ending.step != self._step:
             self._step = self._ending.step
             self._line.put("progress", step=self._step, left=self._ending.left)
@@ -333,7 +338,9 @@ class Guardian:
         with contextlib.suppress(ChildProcessError):
             self._childless = True
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                entry = _tree.read_entry(ended.si_pid)
+                entry = None
+                with contextlib.suppress(OSError):
+                    entry = _tree.read_entry(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
                 code = os.waitstatus_to_exitcode(status)
                 what = "exit" if self._root and ended.si_pid == self._root[0] else "reaped"

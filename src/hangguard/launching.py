@@ -24,6 +24,7 @@ from hangguard.errors import BadLaunch, CommandNotExecutable, CommandNotFound
 from hangguard.facts import Launch
 from hangguard.installed import find_installed
 from hangguard.observe.ports import free_port
+from hangguard.redact import redact
 
 DELEGATING = frozenset(
     ("docker", "podman", "nerdctl", "srun", "salloc", "kubectl", "ssh", "systemd-run", "ray", "flatpak-spawn")
@@ -293,11 +294,11 @@ def _place_of_url(url: str) -> _Place:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise BadLaunch(f"url={url!r} cannot be understood: {error}", advice=advice) from None
+        raise BadLaunch(f"url={redact(url)!r} cannot be understood: {error}", advice=advice) from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise BadLaunch(f"url={url!r} is no base URL", advice=advice)
+        raise BadLaunch(f"url={redact(url)!r} is no base URL", advice=advice)
     if port == 0:
-        raise BadLaunch(f"url={url!r} names port 0", advice=advice)
+        raise BadLaunch(f"url={redact(url)!r} names port 0", advice=advice)
     return _Place(url.rstrip("/"), parts.hostname, port or (443 if parts.scheme == "https" else 80))
 
 

@@ -21,6 +21,8 @@ T = TypeVar("T")
 REDACTED = "REDACTED"
 _SHORTEST_KNOWN = 6
 """A shorter value would blacken ordinary words of every text."""
+_SHORTEST_CUT = 8
+"""The same for the beginning of a value, at the end of a text."""
 
 # ------------------------------------------------------------------------------------ names that tell
 
@@ -113,9 +115,11 @@ _HEADER = re.compile(
 _BEARER = re.compile(r"(?P<before>\bbearer\s{1,4})(?=[^\s'\",;]*[\d._~+/=-])[^\s'\",;]{8,}", re.IGNORECASE | re.ASCII)
 # NAME=VALUE and "name": "value", also inside a line of text or a printed dict: vLLM prints 'api_key': ['…'].
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+# A line that was cut, or not yet written to its end, may end inside the quotes.
+_CUT = rf"""(?:\[(?:{_QUOTED}, )*)?(?:"(?:[^"\\]|\\.)*|'(?:[^'\\]|\\.)*)\\?\Z"""
 _ASSIGNMENT = re.compile(
     r"(?P<name>(?<![\w-])(?:--)?[A-Za-z][\w.-]{0,200})(?P<between>['\"]?\s{0,2}[=:]\s{0,2})"
-    rf"(?P<value>\[{_QUOTED}(?:, {_QUOTED})*\]|{_QUOTED}|[^\s'\",;&)}}\]]+)",
+    rf"(?P<value>\[{_QUOTED}(?:, {_QUOTED})*(?:\]|,?\s?\Z)|{_QUOTED}|{_CUT}|[^\s'\",;&)}}\]]+)",
     re.ASCII,
 )
 _FLAG_IN_TEXT = re.compile(
@@ -152,7 +156,9 @@ def secrets_of(launch: Launch) -> frozenset[str]:
             found.add(word.partition("=")[2])
     if launch.api_key:
         found.add(launch.api_key)
-    return frozenset(word for word in found if len(word) >= _SHORTEST_KNOWN)
+    # A key from a file often ends in a line break, and is shown without it, or as repr() shows it in an error.
+    forms = {form for word in found for form in (word, word.strip(), repr(word)[1:-1])}
+    return frozenset(word for word in forms if len(word) >= _SHORTEST_KNOWN)
 
 
 def clean_text(text: str) -> str:
@@ -267,13 +273,21 @@ def _takes_many(words: Sequence[str], index: int) -> bool:
 
 def _text(text: str, literals: tuple[str, ...]) -> str:
     for literal in literals:
-        text = text.replace(literal, REDACTED)
+        text = _without_cut_end(text.replace(literal, REDACTED), literal)
     text = _SHAPES.sub(REDACTED, text)
     text = _URL_PASSWORD.sub(rf"\g<before>{REDACTED}", text)
     text = _HEADER.sub(rf"\g<before>{REDACTED}", text)
     text = _BEARER.sub(rf"\g<before>{REDACTED}", text)
     text = _ASSIGNMENT.sub(_without_value, text)
     return _FLAG_IN_TEXT.sub(_without_value, text)
+
+
+def _without_cut_end(text: str, literal: str) -> str:
+    """Hide the beginning of a secret at the end of a text: lines are cut, and read before they are written whole."""
+    start = text.rfind(literal[:_SHORTEST_CUT])
+    if start >= 0 and len(literal) > _SHORTEST_CUT and literal.startswith(text[start:]):
+        return text[:start] + REDACTED
+    return text
 
 
 def _without_value(found: re.Match[str]) -> str:

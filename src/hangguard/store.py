@@ -75,7 +75,9 @@ def _bases(run_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
 
 def _make(base: Path, run_id: str) -> str:
     """A folder of ours that others cannot enter; a planted link is refused by mkdir."""
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in reversed([base, *base.parents]):  # mkdir(parents=True) would make those in between for everybody
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
     path = base / run_id
     path.mkdir(mode=0o700)
     return str(path.absolute())
@@ -100,5 +102,8 @@ def tail_of(path: str, *, lines: int = 60, at_most: int = 65536) -> tuple[str, .
     with open(path, "rb") as log:  # noqa: PTH123
         log.seek(0, os.SEEK_END)
         log.seek(max(0, log.tell() - at_most))
+        is_inside = log.tell() > 0
         text = log.read(at_most).decode(errors="replace").replace("\r", "\n")
+        if is_inside:  # what is left of the first line could be half of a secret, and nobody could tell
+            text = text.partition("\n")[2] or text
         return tuple(clean_text(line) for line in text.split("\n")[-lines:] if line)

@@ -24,7 +24,7 @@ from hangguard.judge import permitted
 from hangguard.launching import read_command
 from hangguard.redact import secrets_of
 from hangguard.store import open_run_folder
-from hangguard.supervision.announcer import Announcer, Hook
+from hangguard.supervision.announcer import Announcer, Hook, Subscription
 from hangguard.supervision.events import Event
 from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
 from hangguard.supervision.retry import Retry
@@ -217,11 +217,25 @@ class Server:
     def events(self) -> Iterator[Event]:
         """Return the events from now on, as an iterator that ends with the supervision."""
         subscription = self._call_plain(self._server.events)
-        return iter(lambda: self._call(subscription.next_or_none), None)
+        return iter(lambda: self._next_event(subscription), None)
+
+    def _next_event(self, subscription: Subscription) -> Event | None:
+        """What is queued is still handed out when another thread has left the block; then the iterator ends."""
+        if not self._over:
+            try:
+                return self._call(subscription.next_or_none)
+            except RuntimeError:
+                if not self._over:
+                    raise
+        return subscription.take()
 
     def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
         self._check()
-        outcome: T = self._portal.call(method, *args)
+        try:
+            outcome: T = self._portal.call(method, *args)
+        except RuntimeError:
+            self._check()  # left by another thread meanwhile: say that, not that some portal does not run
+            raise
         return outcome
 
     def _call_plain(self, method: Callable[[], T]) -> T:
@@ -312,9 +326,9 @@ class Supervision(AsyncSupervision):
             except KeyboardInterrupt as again:
                 interrupted = again
                 self.hurry()
-        self._portal_context.__exit__(None, None, None)
         if self._handle is not None:
             self._handle._over = True  # noqa: SLF001 - the two are one
+        self._portal_context.__exit__(None, None, None)
         failure = self._block.exception()
         if interrupted is not None:
             raise interrupted

@@ -36,6 +36,11 @@ HIDDEN = Unseen("hidden by the test")
 NEVER = Unseen("no permission")
 
 
+def thread(channel: str | None, *at: str) -> ThreadStack:
+    """A thread beside the main one."""
+    return ThreadStack(name="", thread_id=7, active=False, frames=frames(*at), wait_channel=channel)
+
+
 def frames(*places: str) -> tuple[StackFrame, ...]:
     """Frames from ``"function file.py"``, innermost first."""
     parts = [place.split(" ") for place in places]
@@ -55,6 +60,10 @@ class Member:
     python: bool = True
     works: bool = True
     """Whether the rates of the story are its own."""
+    beside: tuple[ThreadStack, ...] = ()
+    """Its other Python threads."""
+    native: tuple[str, ...] = ()
+    """What its threads without Python wait in."""
 
 
 API = Member(100, "python -m engine.server", at=frames("poll poll.py", "wait_for_engine_startup"), works=False)
@@ -244,14 +253,19 @@ class Story:
 
     @staticmethod
     def _stack(member: Member) -> Stack:
-        main = ThreadStack(name="MainThread", thread_id=member.pid, active=False, frames=member.at)
+        channel = member.channel if isinstance(member.channel, str) else None
+        main = ThreadStack(
+            name="MainThread", thread_id=member.pid, active=False, frames=member.at, wait_channel=channel
+        )
+        known = {t.wait_channel for t in member.beside if t.wait_channel is not None}
         return Stack(
             pid=member.pid,
             started=member.pid,
             title=member.title,
-            threads=(main,) if member.python else Unseen("no Python in it"),
+            threads=(main, *member.beside) if member.python else Unseen("no Python in it"),
             is_python=member.python,
             wait_channel=member.channel,
+            other_channels=tuple(sorted({*member.native, *known})),
         )
 
 

@@ -1,14 +1,20 @@
 """Ctrl-C in real programs: once stops with proof, a second time ends the grace and not the proof."""
 
 import os
+import signal
 import time
 
 import pytest
 from faces import User, takes_at_most
 
+from hangguard import Limits
 from hangguard.act.spawn import guarded
+from hangguard.supervision.interrupts import holding_interrupts
+from hangguard.testing.scripted import RELEASED, Script, ScriptedWorld, plain_sample, scripted_supervision
 
 FACES = ("sync", "asyncio", "trio")
+BESIDE = "task"
+"""A task beside the main one, which asyncio.run ends only after it has given Ctrl-C back to Python."""
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def test_once_while_serving(start):
 
 
 def test_twice_ends_a_long_grace_and_not_the_proof(start):
-    users = [start(face, server={"ignore_term": True}, limits={"stop_grace": 30.0}) for face in FACES]
+    users = [start(face, server={"ignore_term": True}, limits={"stop_grace": 30.0}) for face in (*FACES, BESIDE)]
     for user in users:
         user.said("serving")
     for user in users:
@@ -81,6 +87,55 @@ def test_once_keeps_the_grace(start):
         assert user.ends(within=12.0)["raised"] == "KeyboardInterrupt"
         assert time.monotonic() - began >= 2.0
         assert not user.left()
+
+
+class InterruptedWorld(ScriptedWorld):
+    """Ctrl-C is raised in the task that stops, while it proves the release."""
+
+    async def _prove_release(self, **facts):
+        if len(self.guards[0].stops) == 1:
+            raise KeyboardInterrupt
+        return await super()._prove_release(**facts)
+
+
+@pytest.mark.anyio
+async def test_raised_inside_the_stop_itself_it_ends_the_grace_and_not_the_proof():
+    world = InterruptedWorld([Script(look=lambda _age: plain_sample(answer="good"))], time.monotonic)
+    supervision = scripted_supervision(world, clock=time.monotonic, limits=Limits(stop_grace=5.0))
+    with pytest.raises(KeyboardInterrupt):
+        async with supervision:
+            pass
+    assert supervision.history[-1].release == RELEASED
+    assert world.guards[0].stops == [5.0, 0.0]
+
+
+def own_handler(_number, _frame):
+    """Of a caller who has one."""
+
+
+@pytest.mark.parametrize("handler", [own_handler, signal.SIG_IGN, signal.SIG_DFL])
+def test_a_handler_of_the_callers_stays(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with holding_interrupts(lambda: pytest.fail("held")):
+            assert signal.getsignal(signal.SIGINT) is handler
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_held_interrupts_are_told_at_once_and_raised_at_the_end_and_the_handler_is_put_back():
+    told = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), holding_interrupts(lambda: told.append("hurry")):
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            told.append("end of the block")
+        assert told == ["hurry", "hurry", "end of the block"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.anyio

@@ -59,13 +59,14 @@ async def test_members_are_as_ps_shows_them():
                 assert one.name == told.name()
                 assert one.title == " ".join(told.cmdline())
                 assert one.threads == told.num_threads()
-                assert one.rss_bytes == pytest.approx(told.memory_info().rss, rel=0.3)
                 assert one.cpu_seconds == pytest.approx(sum(told.cpu_times()[:2]), abs=0.2)
                 assert len(one.thread_states) == one.threads
                 assert one.read_chars > 0
                 assert one.started == pytest.approx((told.create_time() - psutil.boot_time()) * 100, abs=200)
             assert root.parent == family.guardian
             assert family.guardian not in {one.pid for one in seen.members}
+            for pid in (family.root_pid, child):
+                await until(lambda pid=pid: _as_big_as_told(probe, pid))  # it grows while it starts
 
 
 async def test_a_double_forked_child_in_a_session_of_its_own_with_an_empty_environment_is_a_member():
@@ -76,6 +77,11 @@ async def test_a_double_forked_child_in_a_session_of_its_own_with_an_empty_envir
             await until(lambda: _titled(probe, escaped))
             assert psutil.Process(escaped).environ() == {}
             assert os.getsid(escaped) != os.getsid(family.root_pid)
+
+
+async def _as_big_as_told(probe, pid):
+    one = member(await look(probe), pid)
+    return one.rss_bytes == pytest.approx(psutil.Process(pid).memory_info().rss, rel=0.3)
 
 
 async def _titled(probe, pid):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +48,8 @@ async def start_guardian() -> Link:
 
 
 def _start() -> Link:
+    if problem := _tree.why_proc_misleads():
+        raise GuardianFailed(problem)
     ours, theirs = socket.socketpair()
     ours.settimeout(0.0)
     with contextlib.ExitStack() as closing:
@@ -54,7 +57,7 @@ def _start() -> Link:
         death_reads, death_writes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         closing.callback(os.close, death_reads)
         death = Descriptor(death_writes)
-        supervisor = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        supervisor = _pidfd_of_this_process()
         passed = [theirs.fileno(), death_reads]
         if supervisor >= 0:
             closing.callback(os.close, supervisor)
@@ -84,6 +87,14 @@ def _start() -> Link:
         death=death,
         pidfd=None if pidfd is None else Descriptor(pidfd),
     )
+
+
+def _pidfd_of_this_process() -> int:
+    """Return it, or -1: Linux before 5.3, a sandbox that refuses the call, a Python built without it."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return -1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,9 +165,18 @@ class Link:
     async def wait_guardian(self) -> None:
         """Wait until the guardian has ended, and reap it."""
         if self.pidfd is not None:
-            with contextlib.closing(Descriptor(os.dup(self.pidfd.number))) as pidfd:  # one waiter a descriptor
+            with contextlib.suppress(OSError), self._second_pidfd() as pidfd:  # none is left: then by asking
                 await anyio.wait_readable(pidfd.number)
         await poll_until(lambda: self.process.poll() is not None)
+
+    def _second_pidfd(self) -> contextlib.closing[Descriptor]:
+        assert self.pidfd is not None
+        return contextlib.closing(Descriptor(os.dup(self.pidfd.number)))  # a descriptor has one waiter
+
+    def wake(self) -> None:
+        """Let the guardian go on if somebody has stopped it: a stopped process hears no request."""
+        with contextlib.suppress(OSError):
+            self.process.send_signal(signal.SIGCONT)
 
     async def end_guardian(self, within: float = NEWS_WITHIN) -> None:
         """See that the guardian has ended and is no zombie of this process; end it if it has not by then."""

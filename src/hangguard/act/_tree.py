@@ -1,4 +1,4 @@
-# ruff: noqa: PTH116, PTH123, PTH208
+# ruff: noqa: PTH115, PTH116, PTH123, PTH208
 """Who belongs to a launch, and how all of it is ended: shared by the guardian and the supervisor.
 
 Synchronous and standard library only, because the guardian loads this file by its path (``python -I -S``
@@ -88,6 +88,21 @@ def read_entries() -> dict[int, Entry]:
     return {entry.pid: entry for entry in found if entry is not None}
 
 
+def why_proc_misleads() -> str:
+    """Return why ``/proc`` cannot be believed; empty: it shows the processes that our own pids mean.
+
+    After ``unshare --pid`` without ``--mount-proc``, for example, its numbers are those of another namespace:
+    what it says of "our" children is then said of strangers.
+    """
+    try:
+        shown = os.readlink("/proc/self")
+    except OSError as problem:
+        return f"/proc cannot be read ({problem.strerror})"
+    if shown != str(os.getpid()):
+        return f"/proc is that of another pid namespace (this process is {os.getpid()} here and {shown} there)"
+    return ""
+
+
 def is_alive(identity: Identity) -> bool:
     """Whether exactly this process still lives; a zombie does not."""
     entry = read_entry(identity[0])
@@ -128,24 +143,30 @@ def ancestors(of_pid: int) -> set[int]:
     return found
 
 
-def log_writers(log_id: LogId, entries: Entries) -> set[int]:
+def log_writers(log_id: LogId, entries: Entries, *, inherited: bool = False) -> set[int]:
     """Return the pids of all whose fd 1 or 2 is open for writing on the log (device, inode).
 
     This finds members that left the tree, changed their title and emptied their environment. ``tail -f``
-    has it open for reading, on another descriptor, and does not count.
+    has it open for reading, on another descriptor, and does not count. With ``inherited`` only a descriptor
+    counts that came from the guardian: whoever opened the file himself (``date >> log``) is a stranger.
     """
     return {
         pid
         for pid, entry in entries.items()
-        if not entry.dead and (_writes_to(pid, 1, log_id) or _writes_to(pid, 2, log_id))
+        if not entry.dead and any(_writes_to(pid, fd, log_id, inherited=inherited) for fd in (1, 2))
     }
 
 
-def _writes_to(pid: int, fd: int, log_id: LogId) -> bool:
+def _writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool) -> bool:
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb", buffering=0) as file:
-            lines = dict(line.split(b":", 1) for line in file.read(512).splitlines() if b":" in line)
+            text = file.read(1024)
+        lines = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
         if int(lines.get(b"flags", b"0"), 8) & os.O_ACCMODE == os.O_RDONLY:
+            return False
+        # The guardian's flock belongs to what it opened, and is shown wherever that went by fork (proc_pid_fdinfo(5),
+        # Linux 4.1); another open of the same file does not show it.
+        if inherited and b"FLOCK" not in text:
             return False
         # Linux 5.14 prints the inode. A stat of a stranger's file could wait for a dead network disk, so it
         # is asked only where the number matches already.
@@ -164,7 +185,7 @@ def find_members(
     """Return all living members: below a process, remembered, writing to the log, or a descendant of those."""
     roots = {pid for pid, started in remembered if pid in entries and entries[pid].started == started}
     if log_id is not None:
-        roots |= log_writers(log_id, entries)
+        roots |= log_writers(log_id, entries, inherited=True)
     # Whoever started us is no member, whatever it writes to, and so are its other children.
     never = ancestors(os.getpid()) | {os.getpid()}
     roots -= never
@@ -313,6 +334,7 @@ class Ending:
         self._hurried = False
         self._members: set[Identity] = set()
         self._killed: set[Identity] = set()
+        self._hidden: set[Identity] = set()
         self._quiet = 0
         self._is_quiet = False
         self._settle_ends: float | None = None
@@ -391,9 +413,9 @@ class Ending:
                 return self._later(now)
             self._settle_ends = max(self._settle_ends, now + 1.0)
             living = self._kill_until_quiet(sparing_trackers=False)
-        if (living or not self._is_quiet) and now < self._settle_ends:
+        if (living or self._hidden or not self._is_quiet) and now < self._settle_ends:
             return self._later(now)
-        self._finish(living)
+        self._finish(living | self._hidden)
         return None
 
     def _kill_until_quiet(self, *, sparing_trackers: bool) -> set[Identity]:
@@ -419,10 +441,11 @@ class Ending:
         list. So a list of its children that holds nobody, after all that had ended were reaped, is the proof that
         nothing of the launch is left. Their pids cannot be reused before we reap them.
         """
-        found = False
+        found, self._hidden = False, set()
         for pid in self._children() if self._children is not None else ():
             entry = read_entry(pid)
             if entry is None:
+                found = self._kill_hidden((pid, 0)) or found
                 continue
             self._members.add(entry.identity)
             if not entry.dead and entry.identity not in self._killed:
@@ -434,6 +457,17 @@ class Ending:
                 found = True
             found = found or entry.dead
         return found
+
+    def _kill_hidden(self, child: Identity) -> bool:
+        """Kill a child of our own that /proc does not show: under hidepid what we may not trace, say another user's."""
+        self._hidden.add(child)
+        if child in self._killed:
+            return False
+        self._members.add(child)
+        self._killed.add(child)
+        with contextlib.suppress(OSError):
+            os.kill(child[0], signal.SIGKILL)  # nobody else can have its pid before we reap it
+        return True
 
     def _look(self) -> set[Identity]:
         self._entries = read_entries()
@@ -473,6 +507,6 @@ class Ending:
             "pid": member[0],
             "started": member[1],
             "title": self._titles[member],
-            "state": self._entries[member[0]].state,
+            "state": "?" if member in self._hidden else self._entries[member[0]].state,
             "wait_channel": "" if channel == "0" else channel,
         }

@@ -6,14 +6,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import anyio
-import anyio.abc
 
 from hangguard.act import _tree
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
@@ -96,7 +95,9 @@ async def guarded(
         tasks = anyio.create_task_group()
         await tasks.__aenter__()
         try:
-            await tasks.start(guard._follow)
+            # Not `await tasks.start(...)`: cancelled in that moment, it waits on asyncio for what only our end ends.
+            guard._is_read = True
+            tasks.start_soon(guard._follow)
             yield guard
         finally:
             with anyio.CancelScope(shield=True):
@@ -157,7 +158,8 @@ class Guarded:
         self._is_read = False
         self._hurried = False
         self._on_progress: Callable[[StopProgress], None] | None = None
-        self._scopes: list[anyio.CancelScope] = []
+        # Shielded: the stop, which runs while the body is being cancelled, needs the answers.
+        self._following = anyio.CancelScope(shield=True)
         self._ending: _tree.Ending | None = None
 
     # ------------------------------------------------------------------------------------ while it runs
@@ -233,23 +235,16 @@ class Guarded:
         self._remembered.add((self.pid, self.started))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
-    async def _follow(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        self._is_read = True
-        task_status.started()
+    async def _follow(self) -> None:
         try:
-            # Shielded: the stop, which runs while the body is being cancelled, needs the answers.
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._shielded, self._read_messages)
-                tasks.start_soon(self._shielded, self._watch_guardian)
-                tasks.start_soon(self._shielded, self._watch_root_alone)
+            with self._following:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._read_messages)
+                    tasks.start_soon(self._watch_guardian)
+                    tasks.start_soon(self._watch_root_alone)
         finally:
             self._is_read = False
             self._wake_stop()
-
-    async def _shielded(self, work: Callable[[], Awaitable[None]]) -> None:
-        with anyio.CancelScope(shield=True) as scope:
-            self._scopes.append(scope)
-            await work()
 
     async def _read_messages(self) -> None:
         while self.guardian_alive:
@@ -299,6 +294,7 @@ class Guarded:
             self._answered, self._answer = anyio.Event(), {}
         answered = self._answered
         with anyio.move_on_after(grace + within):
+            self._link.wake()
             await self._link.send({"do": "stop", "grace": grace})
             if self._is_read:
                 await answered.wait()
@@ -339,6 +335,8 @@ class Guarded:
         lane = Lane("ending")
         try:
             ended = await lane.ask(ending.run, within=grace + max(within, TAKE_OVER_WITHIN))
+        except OSError as problem:  # this program has no descriptors left, for example
+            ended = Unseen(f"nobody could look: {problem.strerror}")
         finally:
             ending.hurry()
             self._ending = None
@@ -394,8 +392,7 @@ class Guarded:
             if self.guardian_alive:
                 self._link.post({"do": "bye"})
         finally:
-            for scope in self._scopes:
-                scope.cancel()
+            self._following.cancel()
 
     async def _see_guardian_end(self) -> None:
         if os.getpid() == self._owner:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -88,7 +90,11 @@ def _released(resource: Literal["processes", "gpu-memory", "port"], detail: str 
 def _processes(members: frozenset[Identity], stopped: Stopped) -> ReleaseItem:
     survivors = _survivors(stopped)
     known = {(survivor.pid, survivor.started) for survivor in survivors}
-    others = sorted(member for member in members - known if _tree.is_alive(member))
+    try:
+        others = sorted(member for member in members - known if _tree.is_alive(member))
+    except OSError as problem:  # the user's program has no descriptors left, for example
+        detail = f"{stopped.ended} ended, and could not be looked for again: {problem.strerror}"
+        return ReleaseItem(resource="processes", answer="held" if survivors else "unknown", detail=detail)
     if not survivors and not others:
         return _released("processes", f"{stopped.ended} ended")
     lines = [_describe(survivor) for survivor in survivors] + [f"pid {pid}" for pid, _ in others]
@@ -97,13 +103,22 @@ def _processes(members: frozenset[Identity], stopped: Stopped) -> ReleaseItem:
 
 def _survivors(stopped: Stopped) -> tuple[Survivor, ...]:
     """Return those that are still there now, with the state they are in now."""
-    return tuple(
-        replace(survivor, state=entry.state)
-        for survivor in stopped.survivors
-        if (entry := _tree.read_entry(survivor.pid)) is not None
-        and entry.started == survivor.started
-        and not entry.dead
-    )
+    return tuple(now for survivor in stopped.survivors if (now := _as_it_is(survivor)) is not None)
+
+
+def _as_it_is(survivor: Survivor) -> Survivor | None:
+    """Return it with its state now; ``None``: it is gone. One that cannot be seen is not gone."""
+    try:
+        if survivor.started == 0:  # hidden from us (hidepid): signal 0 asks only whether there is one
+            os.kill(survivor.pid, 0)
+            return survivor
+        entry = _tree.read_entry(survivor.pid)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return survivor
+    gone = entry is None or entry.started != survivor.started or entry.dead
+    return None if entry is None or gone else replace(survivor, state=entry.state)
 
 
 def _describe(survivor: Survivor) -> str:
@@ -168,9 +183,10 @@ def _is_member(pid: int, members: frozenset[Identity]) -> bool:
 
     If the pid lives with another start time it is a stranger's now.
     """
-    entry = _tree.read_entry(pid)
-    if entry is not None:
-        return entry.identity in members
+    with contextlib.suppress(OSError):  # where we cannot look, the pid decides: held is the careful answer
+        entry = _tree.read_entry(pid)
+        if entry is not None:
+            return entry.identity in members
     return any(pid == member for member, _ in members)
 
 

@@ -42,6 +42,7 @@ from hangguard.judge.stillness import (
     APART,
     may_end_from_outside,
     may_wake_by_itself,
+    movers,
     phase_by_stacks,
     suspects,
     working_members,
@@ -206,14 +207,14 @@ def _idle(memory: Memory, sample: Sample) -> Verdict | None:
         return None
     if blind := _blind(memory, sample):
         return _judged(Unclear, memory, sample, f"nothing moves, and {blind}")
-    workers = working_members(memory.tree, memory.rules)
+    able = movers(memory.tree, memory.rules)
     stacks = memory.agreement.stacks if memory.agreement else ()
     if memory.rules.nodes > 1 and _phase(memory) in {"import", "dist-init"}:
         return _judged(Waiting, memory, sample, "it may be waiting for the other machines of this launch", "peers")
-    if outside := may_end_from_outside(stacks, workers):
+    if outside := may_end_from_outside(stacks, able):
         kind, where = outside
         return _judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", kind)
-    doubt = _doubt(memory, sample, stacks, workers)
+    doubt = _doubt(memory, sample, stacks, able)
     if not doubt:
         return _stuck(memory, sample, "two equal stack samples of every member, all idle")
     if idle >= _capped(PATIENCE_WITHOUT_STACKS, memory):
@@ -238,7 +239,7 @@ def _capped(patience: float, memory: Memory) -> float:
     return patience if cap is None else min(patience, max(cap, WINDOW))
 
 
-def _doubt(memory: Memory, sample: Sample, stacks: tuple[Stack, ...], workers: tuple[Process, ...]) -> str:
+def _doubt(memory: Memory, sample: Sample, stacks: tuple[Stack, ...], able: tuple[Process, ...]) -> str:
     """Return why the short patience may not be used; "" if it may."""
     if memory.agreement is None:
         return memory.stacks_unseen or "no stacks were taken yet"
@@ -248,7 +249,7 @@ def _doubt(memory: Memory, sample: Sample, stacks: tuple[Stack, ...], workers: t
         return f"the GPUs cannot be seen ({sample.gpus.reason})"
     if sample.gpus and memory.window and memory.window[-1].gpu_busy is None:
         return "GPU utilisation cannot be seen"
-    return may_wake_by_itself(stacks, workers)
+    return may_wake_by_itself(stacks, able, memory.rules)
 
 
 def _stuck(memory: Memory, sample: Sample, why: str) -> Stuck:

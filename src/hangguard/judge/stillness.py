@@ -19,10 +19,28 @@ DOWNLOAD_FILES = (
 LOCK_FILES = ("filelock", "file_baton.py")
 """Files of frames that wait for something outside the launch: a download, or a lock that somebody may hold."""
 
-INSIDE_CHANNELS = ("futex", "do_wait", "pipe_read", "anon_pipe_read", "pipe_wait", "unix_stream")
+HUB_FILES = ("huggingface_hub", "hf_transfer", "modelscope")
+"""The same for a front end, which has HTTP libraries on its stack while it serves."""
+
+INSIDE_CHANNELS = (
+    "futex", "do_wait", "pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "pipe_wait", "unix_stream",
+)  # fmt: skip
 """Kernel wait channels (their beginnings) that only another thread or process of this machine can end. All others
 may end by themselves: a sleep (``hrtimer_nanosleep``; ``poll_schedule_timeout`` too, Python 3.10 sleeps in select),
-a socket, a file system in user space (``request_wait_answer``, in state S)."""
+a lock with a timeout (``timed futex_do_wait``), a socket, a file system in user space (``request_wait_answer``, in
+state S)."""
+
+WATCHING_CHANNELS = (
+    "timed ", "perhaps timed ", "hrtimer_nanosleep", "do_nanosleep", "poll_schedule_timeout", "do_poll", "do_sys_poll",
+    "do_select", "ep_poll", "do_epoll_wait", "wait_woken", "__skb_wait", "sk_wait_data", "inet_csk_accept",
+    "do_sigtimedwait", "sigsuspend", "do_pause", "eventfd_read", "inotify_read", "do_signal_stop", "io_cqring_wait",
+    "unix_accept", "unix_wait_for_peer",
+)  # fmt: skip
+"""Channels (their beginnings) in which the helper threads of a hung program wait too: heartbeats, watchdogs, servers
+of statistics. In all others, those of file systems above all, a thread has work in hand that ends by itself."""
+
+POOL_FILES = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
+"""Files of frames below those of a task that was given to a pool of threads: somebody waits for its end."""
 
 LOCK_CHANNELS = ("lock_inode_wait", "lock_file_wait")
 """Parts of the wait channels of a blocking ``flock`` or ``lockf``."""
@@ -103,30 +121,41 @@ def phase_by_stacks(stacks: tuple[Stack, ...], workers: tuple[Process, ...], rul
     return min(found, key=PHASES.index) if found else None
 
 
+def movers(tree: Tree, rules: Rules) -> tuple[Process, ...]:
+    """Return the members whose own waking could move the launch.
+
+    Where the engine names its workers they alone: its front end polls for ever. In a program of which nothing is
+    known a parent may be the one that works, beside an idle helper.
+    """
+    able = tuple(p for p in tree.members if not matches(TRACKERS, p.title))
+    if any(matches(rules.workers, p.title) for p in able):
+        return working_members(tree, rules)
+    return tuple(p for p in able if not matches(rules.front_end, p.title)) or able
+
+
 def may_end_from_outside(
-    stacks: tuple[Stack, ...], workers: tuple[Process, ...]
+    stacks: tuple[Stack, ...], processes: tuple[Process, ...]
 ) -> tuple[Literal["lock", "download"], str] | None:
-    """Return what could still end the wait of a working member from outside the launch, and who waits for it."""
-    pids = {p.pid for p in workers}
+    """Return what could still end the wait of one of these members from outside the launch, and who waits for it."""
+    pids = {p.pid for p in processes}
     for stack in stacks:
-        if stack.pid not in pids:
-            continue
-        if isinstance(stack.wait_channel, str) and any(part in stack.wait_channel for part in LOCK_CHANNELS):
+        channels = (stack.wait_channel, *stack.other_channels) if stack.pid in pids else ()
+        if any(part in channel for channel in channels if isinstance(channel, str) for part in LOCK_CHANNELS):
             return "lock", f"{stack.title} ({stack.pid}) waits for a file lock"
         main = None if isinstance(stack.threads, Unseen) else main_thread(stack.threads)
         for frame in main.frames if main else ():
             where = f"{stack.title} ({stack.pid}) waits in {frame.function} ({frame.file})"
-            if any(part in frame.file for part in LOCK_FILES):
+            if stack.pid in pids and any(part in frame.file for part in LOCK_FILES):
                 return "lock", where
-            if any(part in frame.file for part in DOWNLOAD_FILES):
+            if any(part in frame.file for part in (DOWNLOAD_FILES if stack.pid in pids else HUB_FILES)):
                 return "download", where
     return None
 
 
-def may_wake_by_itself(stacks: tuple[Stack, ...], workers: tuple[Process, ...]) -> str:
-    """Return which working member sleeps for a time, or in a way that cannot be told from it; "" if none."""
+def may_wake_by_itself(stacks: tuple[Stack, ...], processes: tuple[Process, ...], rules: Rules) -> str:
+    """Return which of these members sleeps for a time, or in a way that cannot be told from it; "" if none."""
     by_identity = {(stack.pid, stack.started): stack for stack in stacks}
-    for process in workers:
+    for process in processes:
         stack, who = by_identity.get(process.identity), f"{process.title} ({process.pid})"
         if stack is None:
             return f"there is no stack of {who}"
@@ -136,7 +165,39 @@ def may_wake_by_itself(stacks: tuple[Stack, ...], workers: tuple[Process, ...]) 
             return f"the kernel does not tell what {who} waits for"
         if not stack.wait_channel.startswith(INSIDE_CHANNELS):
             return f"{who} waits in {stack.wait_channel}, which may end by itself"
+        if channel := _of_a_thread(stack, known=matches(rules.workers, process.title)):
+            return f"a thread of {who} waits in {channel}, which may end by itself"
     return ""
+
+
+def _of_a_thread(stack: Stack, *, known: bool) -> str:
+    """Return the channel of another thread whose waking the main thread may wait for; "" if there is none.
+
+    A worker that the engine names has heartbeats and watchdogs, which sleep beside every hang: there only those
+    threads count that have work in hand. Of any other program nobody knows which thread does what.
+    """
+    native = [channel for channel in stack.other_channels if not channel.startswith(INSIDE_CHANNELS)]
+    in_hand = [channel for channel in native if channel and not channel.startswith(WATCHING_CHANNELS)]
+    if in_hand or (native and (not stack.is_python or isinstance(stack.threads, Unseen))):
+        return (in_hand or native)[0] or "no channel"
+    threads = () if isinstance(stack.threads, Unseen) else stack.threads
+    main = main_thread(threads)
+    for thread in threads:
+        if thread is main or (known and not _is_task_of_a_pool(thread)):
+            continue
+        if thread.wait_channel is None and native:
+            return native[0]
+        if thread.wait_channel is not None and not thread.wait_channel.startswith(INSIDE_CHANNELS):
+            return thread.wait_channel or "no channel"
+    return ""
+
+
+def _is_task_of_a_pool(thread: ThreadStack) -> bool:
+    """Whether a thread of a pool is in a task: an idle one waits in the pool's own code."""
+    files = [frame.file for frame in thread.frames]
+    return any(part in file for file in files[1:] for part in POOL_FILES) and not any(
+        part in files[0] for part in (*POOL_FILES, "/queue.py")
+    )
 
 
 def main_thread(threads: tuple[ThreadStack, ...]) -> ThreadStack | None:

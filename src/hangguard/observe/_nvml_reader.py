@@ -43,8 +43,10 @@ def _pass_on(questions: queue.SimpleQueue[bytes]) -> None:
     parent = os.getppid()
     try:
         poll.register(os.pidfd_open(parent), select.POLLIN)
-    except OSError:
+    except ProcessLookupError:
         return
+    except (AttributeError, OSError):
+        pass  # Linux before 5.3, a sandbox, a Python built without it: the end of stdin must do
     while all(descriptor == _STDIN for descriptor, _ in poll.poll()) and os.getppid() == parent:
         asked = os.read(_STDIN, 64)
         if not asked:

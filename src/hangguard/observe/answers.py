@@ -258,11 +258,12 @@ class _Client:
         self._url = target.launch.url
         self._key = target.launch.api_key
         self._client: httpx.AsyncClient | None = None
+        self._lane = Lane("httpx")
 
     async def send(self, request: Request, *, limit: int) -> tuple[int, bytes]:
         """Return the status and the body, as far as ``limit``."""
         if self._client is None:
-            self._client = self._connect()
+            self._client = await self._connect()
         content = request.body.encode() if request.body is not None else None
         headers = {"Content-Type": "application/json"} if content is not None else {}
         url = self._url + "/" + request.path.lstrip("/")
@@ -270,10 +271,20 @@ class _Client:
             return response.status_code, await _read(response, limit)
 
     async def aclose(self) -> None:
+        self._lane.close()
         if self._client is not None:
             await self._client.aclose()
 
-    def _connect(self) -> httpx.AsyncClient:
+    async def _connect(self) -> httpx.AsyncClient:
+        # In a thread: the event loop is the caller's, and on a busy machine the import alone takes seconds.
+        made = await self._lane.ask(self._make, within=float("inf"))
+        made = await self._lane.ask(self._make, within=float("inf"))
+        self._lane.close()
+        if isinstance(made, Unseen):
+            raise OSError(made.reason)
+        return made
+
+    def _make(self) -> httpx.AsyncClient:
         import httpx  # noqa: PLC0415 - 60 ms, which only those pay whose server listens
 
         headers: dict[str, str] = {

@@ -39,6 +39,8 @@ class Exits:
                 continue
             try:
                 self._pidfds[who] = _open(stat)
+            except AttributeError:  # a Python built for Linux before 5.3
+                self._unwatched[who] = Unseen("this Python has no pidfds")
             except OSError as problem:
                 self._unwatched[who] = Unseen(f"it could not be watched ({problem.strerror})")
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ import anyio
 
 from hangguard.facts import Process, Stack, StackFrame, ThreadStack, Unseen
 from hangguard.observe._children import Children
+from hangguard.observe._waits import wait_channels
 from hangguard.observe.lane import Lane
 
 T = TypeVar("T")
@@ -34,9 +36,11 @@ MOST_BYTES = 16 << 20
 MISSING = Unseen("py-spy is not installed: pip install 'hangguard[stacks]'")
 ENDED = Unseen("the process has ended")
 
-_LANE = Lane("py-spy")
-"""One for the whole program: starting a program from a dead network disk blocks, and must cost one thread."""
-_LANE_IN_USE = threading.Lock()
+_LANES: dict[int, tuple[Lane, threading.Lock]] = {}
+"""One for the whole program: starting a program from a dead network disk blocks, and must cost one thread.
+
+By pid: a forked child inherits the lane and not its thread. The lock is held while a question is in flight.
+"""
 
 
 async def take_stacks(
@@ -83,6 +87,7 @@ class _Look:
         self._ends_at = time.monotonic() + within
         self._places = anyio.Semaphore(AT_ONCE)
         self._taken: dict[tuple[int, int], Stack] = {}
+        self._waits: dict[tuple[int, int], dict[int, str]] = {}
 
     async def take(self, members: tuple[Process, ...]) -> tuple[Stack, ...]:
         # The wait channels first: microseconds, and all there is where py-spy hangs.
@@ -106,14 +111,35 @@ class _Look:
             threads: tuple[ThreadStack, ...] | Unseen = ENDED
             is_python = True
             if _lives(member):
+                await self._see_waits(member)
                 threads = await self._threads_of(member.pid)
                 is_python = not isinstance(threads, Unseen) or await self._is_python(member.pid)
             if not _lives(member):  # what was read may be of another process with the same pid
                 threads, is_python = ENDED, True
             elif not is_python:
                 threads = Unseen("not a Python program")
+            elif not isinstance(threads, Unseen):
+                waits = self._waits.get(member.identity, {})
+                threads = tuple(replace(t, wait_channel=waits.get(t.thread_id)) for t in threads)
         stack = self._taken[member.identity]
         self._taken[member.identity] = replace(stack, threads=threads, is_python=is_python)
+
+    async def _see_waits(self, member: Process) -> None:
+        """Look closer at what its threads wait in. What asks for the right to trace may block: in the lane."""
+        stack = self._taken[member.identity]
+        if isinstance(stack.wait_channel, Unseen):
+            return
+        try:
+            waits = await self._ask(lambda: wait_channels(member.pid))
+        except OSError as error:
+            waits = Unseen(f"wchan: {error.strerror}")
+        if isinstance(waits, Unseen):
+            self._taken[member.identity] = replace(stack, wait_channel=waits)
+            return
+        self._waits[member.identity] = waits
+        others = tuple(sorted({channel for tid, channel in waits.items() if tid != member.pid}))
+        main = waits.get(member.pid, stack.wait_channel)
+        self._taken[member.identity] = replace(stack, wait_channel=main, other_channels=others)
 
     async def _threads_of(self, pid: int) -> tuple[ThreadStack, ...] | Unseen:
         argv = (self._tool, "dump", "--nonblocking", "--json", "--pid", str(pid))
@@ -149,12 +175,13 @@ class _Look:
 
     async def _ask(self, question: Callable[[], T]) -> T | Unseen:
         """Ask in the lane: one question at a time over all looks of this program, while there is time."""
+        lane, in_use = _LANES.setdefault(os.getpid(), (Lane("py-spy"), threading.Lock()))
         while True:
-            if _LANE_IN_USE.acquire(blocking=False):
+            if in_use.acquire(blocking=False):
                 try:
-                    answer = await _LANE.ask(question, within=self._ends_at - time.monotonic())
+                    answer = await lane.ask(question, within=self._ends_at - time.monotonic())
                 finally:
-                    _LANE_IN_USE.release()
+                    in_use.release()
                 if not isinstance(answer, Unseen) or time.monotonic() >= self._ends_at:
                     return answer
             await anyio.sleep(0.002)  # somebody else's question, or one whose look was cancelled
@@ -167,7 +194,11 @@ class _Output:
     """
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("py-spy")
+        try:
+            self.descriptor = os.memfd_create("py-spy")
+        except AttributeError:  # a Python built for glibc before 2.27
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -179,14 +210,14 @@ class _Output:
 
 
 async def _wait(child: subprocess.Popen[bytes]) -> int:
-    with contextlib.suppress(ProcessLookupError):  # reaped by somebody else: poll() knows that
+    with contextlib.suppress(AttributeError, OSError):  # reaped by somebody else, or no pidfds here: poll() knows
         descriptor = os.pidfd_open(child.pid)
         try:
             await anyio.wait_readable(descriptor)
         finally:
             os.close(descriptor)
     while (code := child.poll()) is None:  # noqa: ASYNC110 - a moment, between its end and its being reapable
-        await anyio.sleep(0.001)
+        await anyio.sleep(0.002)
     return code
 
 

@@ -51,12 +51,18 @@ class Subscription:
 
     async def next_or_none(self) -> Event | None:
         """Return the next event, or ``None`` when the supervision is over."""
-        while not self._queue:
-            if self._over:
-                return None
-            self._more = anyio.Event()
+        while not self._queue and not self._over:
+            if self._more.is_set():  # else somebody waits for it already: both get to know
+                self._more = anyio.Event()
             await self._more.wait()
-        return self._queue.popleft()
+        return self.take()
+
+    def take(self) -> Event | None:
+        """Return the next event if there is one. For any thread."""
+        try:
+            return self._queue.popleft()
+        except IndexError:
+            return None
 
     def put(self, event: Event) -> None:
         """Queue one event. Never blocks."""

@@ -149,14 +149,14 @@ class RunningAttempt:
         """Keep the evidence, stop everything, prove the release: bounded, shielded, whatever happens.
 
         ``asyncio.run`` cancels every task at its end, after a second Ctrl-C for example, and that passes every
-        shield. It ends the grace, not the proof.
+        shield; or the Ctrl-C itself was raised in here. It ends the grace, not the proof.
         """
         with anyio.CancelScope(shield=True):
             try:
                 await self._keep_evidence()
                 self._announce_stop()
                 await self._stop_with_proof()
-            except anyio.get_cancelled_exc_class():
+            except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
                 self.wishes.grace = 0.0
                 await self._stop_with_proof()
                 raise
@@ -329,7 +329,7 @@ async def refuse_a_taken_port(run: Run, launch: Launch) -> None:
     """Refuse when somebody listens where the server would answer: his answers would pass for ours."""
     listener = await run.world.who_listens(launch.port, launch.host)
     if listener is not None and not isinstance(listener, Unseen):
-        raise PortInUse(launch.port, listener)
+        raise PortInUse(launch.port, redact(listener, run.folder.known_secrets))
 
 
 def names_in_shm() -> frozenset[str]:

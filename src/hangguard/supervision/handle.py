@@ -11,6 +11,7 @@ from hangguard.errors import LeftBehind, ServerLost, WrongProcess
 from hangguard.facts import AppliedChange, Attempt, Diagnosis, Launch, Release, Sample
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import RunningAttempt
+from hangguard.supervision.interrupts import holding_interrupts
 from hangguard.supervision.run import Run
 from hangguard.supervision.serve import Story, serve
 
@@ -125,8 +126,8 @@ class AsyncServer:
         self._check()
         now = self._story.now
         if now is None or not now.samples:
-            msg = "no sample was taken yet"
-            raise RuntimeError(msg)
+            over = self._story.over.is_set()
+            raise RuntimeError("the server was stopped: nothing is looked at" if over else "no sample was taken yet")
         return now.samples[-1]
 
     def events(self) -> Subscription:
@@ -192,6 +193,7 @@ class AsyncSupervision:
             await self._leave()
             raise self._server._failure  # noqa: SLF001
         self._body.__enter__()
+        self._entered_by = anyio.get_current_task().id
         return self._server
 
     async def __aexit__(
@@ -205,6 +207,9 @@ class AsyncSupervision:
         assert self._server is not None
         if self._server._owner != os.getpid():  # noqa: SLF001 - the two are one
             return False
+        if anyio.get_current_task().id != self._entered_by:
+            await self._leave_elsewhere()
+            raise left_elsewhere() from error
         # Our own scope absorbs the cancellation that the loss of the server sent into the body.
         absorbed = bool(self._body.__exit__(kind, error, trace))
         lost = self._server._failure  # noqa: SLF001
@@ -246,21 +251,30 @@ class AsyncSupervision:
     async def _leave(self) -> None:
         """Let the story stop the server, and wait for the proof, whatever happens.
 
-        Ctrl-C meanwhile ends the grace. It comes as it is (trio), or as asyncio's own cancellation, which
-        passes every shield. Waited for in an event, not in the task group: that would wrap it.
+        Ctrl-C meanwhile ends the grace. It is held, or comes as asyncio's own cancellation, which passes every
+        shield. Waited for in an event, not in the task group: that would wrap it.
         """
-        self._group.cancel_scope.cancel()
         interrupted: BaseException | None = None
-        while self._told is not None and not self._told.is_set():
-            try:
-                with anyio.CancelScope(shield=True):
-                    await self._told.wait()
-            except (KeyboardInterrupt, anyio.get_cancelled_exc_class()) as again:
-                interrupted = again
-                self.hurry()
-        await self._group.__aexit__(None, None, None)
+        with holding_interrupts(self.hurry):
+            self._group.cancel_scope.cancel()
+            while self._told is not None and not self._told.is_set():
+                try:
+                    with anyio.CancelScope(shield=True):
+                        await self._told.wait()
+                except (KeyboardInterrupt, anyio.get_cancelled_exc_class()) as again:
+                    interrupted = again
+                    self.hurry()
+            await self._group.__aexit__(None, None, None)
         if interrupted is not None:
             raise interrupted
+
+    async def _leave_elsewhere(self) -> None:
+        """Stop the server, with proof, from another task: the scopes can be left only where they were entered."""
+        assert self._server is not None
+        assert self._told is not None
+        self._server.terminate()
+        with anyio.CancelScope(shield=True):
+            await self._told.wait()
 
     async def _tell_the_story(self, story: Story) -> None:
         server = self._server
@@ -277,6 +291,15 @@ class AsyncSupervision:
                     await self._run.announcer.aclose()
             finally:
                 self._told.set()
+
+
+def left_elsewhere() -> RuntimeError:
+    """Return what leaving the block in another task raises."""
+    return RuntimeError(
+        "this block was entered in one task and left in another (an asynchronous fixture or generator, two cells of a "
+        "notebook), which neither asyncio nor trio can do; the server is stopped. Use the blocking face instead: "
+        "`with`, or start() and close()"
+    )
 
 
 def entered_before() -> RuntimeError:

@@ -1,5 +1,6 @@
-"""A user's program. Argument: JSON with face (sync, asyncio, trio), folder, mode, server (options of the little one)
-and limits. It writes its events to FOLDER/events, what it is at to files of that name, and its end to FOLDER/end.
+"""A user's program. Argument: JSON with face (sync, asyncio, trio, or task: asyncio beside the main task), folder,
+mode, server (options of the little one) and limits. It writes its events to FOLDER/events, what it is at to files
+of that name, and its end to FOLDER/end.
 
 Modes: serve (until something ends it), fork (a forked child touches the handle, and leaves the block), sleeper (a
 child that is forked when the server has been started sleeps on).
@@ -82,6 +83,12 @@ async def use_async(supervision):
         await anyio.sleep(60)
 
 
+async def use_beside(supervision):
+    task = asyncio.create_task(use_async(supervision))
+    await asyncio.sleep(60)
+    await task
+
+
 def main():
     supervision = begin()
     note("begun")
@@ -91,6 +98,8 @@ def main():
             use(supervision)
         elif ASKED["face"] == "asyncio":
             asyncio.run(use_async(supervision))
+        elif ASKED["face"] == "task":
+            asyncio.run(use_beside(supervision))
         else:
             trio.run(use_async, supervision)
     except BaseException as error:
