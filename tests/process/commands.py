@@ -50,7 +50,7 @@ def marked(mark):
 class Running:
     """One hangguard in a session of its own. Its output goes to files, so that nobody has to drain it."""
 
-    def __init__(self, folder, words, *, env=None, stdout=None, stderr=None, without=()):
+    def __init__(self, folder, words, *, env=None, stdout=None, stderr=None, without=(), inside=()):
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.out_path, self.err_path = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
@@ -60,7 +60,7 @@ class Running:
             environment.pop(name, None)
         with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hangguard", *words],
+                [*inside, sys.executable, "-m", "hangguard", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout if stdout is not None else out,
                 stderr=stderr if stderr is not None else err,
