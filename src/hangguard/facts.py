@@ -527,11 +527,14 @@ class Survivor:
     wait_channel: str
 
 
+Resource: TypeAlias = Literal["processes", "gpu-memory", "port"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseItem:
     """Whether one resource of an attempt is free again: released, held (by whom), or unknown (why)."""
 
-    resource: Literal["processes", "gpu-memory", "port"]
+    resource: Resource
     answer: Literal["released", "held", "unknown"]
     detail: str = ""
     ours: bool = True

@@ -350,3 +350,18 @@ def test_the_same_story_on_asyncio_with_a_plain_variable_as_its_clock():
     history = anyio.run(main, backend="asyncio")
     assert [attempt.was_ready for attempt in history] == [True]
     assert not any(isinstance(attempt.verdict, Broken) for attempt in history)
+
+
+def test_a_fault_of_our_own_while_ending_is_told_as_unknown_and_logged(monkeypatch, caplog):
+    """Nothing was proved, and nothing says released: the fault is in the log, the release is unknown with its text."""
+
+    async def broken(self, **_facts):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ScriptedWorld, "_prove_release", broken)
+    played = play([Script(look=answers)])
+    assert played.error is None
+    (release,) = [event.release for event in played.events if event.event == "released"]
+    assert release.answer == "unknown"
+    assert "RuntimeError: a bug" in release.items[0].detail
+    assert "could not be ended as it should" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +25,8 @@ from hangguard.facts import (
     Launch,
     Ready,
     Release,
+    ReleaseItem,
+    Resource,
     Sample,
     Stuck,
     Unseen,
@@ -38,6 +41,8 @@ from hangguard.supervision.evidence import read_tail, without_bulk, write_eviden
 from hangguard.supervision.run import Guard, Run, Watcher
 
 T = TypeVar("T")
+
+log = logging.getLogger("hangguard")
 
 PERIOD = 1.0
 """Seconds between samples."""
@@ -160,6 +165,9 @@ class RunningAttempt:
                 self.wishes.grace = 0.0
                 await self._stop_with_proof()
                 raise
+            except Exception as fault:  # a named edge: a fault of ours must not hide that nothing was proved
+                log.exception("attempt %d could not be ended as it should", self.number)
+                self._tell_release(unproved(fault))
 
     def _announce_stop(self) -> None:
         alive = self.guarded.exit is None or not isinstance(self.settled, Exited)
@@ -182,8 +190,11 @@ class RunningAttempt:
             within=limits.release_within,
             clock=self.run.world.clock,
         )
-        self.release = self._without_secrets(release)
         self.log_tail = self._without_secrets(await read_tail(self.log_path))
+        self._tell_release(release)
+
+    def _tell_release(self, release: Release) -> None:
+        self.release = self._without_secrets(release)
         self._tell(Released(t=self._now(), attempt=self.number, release=self.release))
 
     def _decides(self, verdict: Verdict) -> bool:
@@ -323,6 +334,13 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
         probe_within=run.limits.probe_within,
         clock=run.world.clock,
     )
+
+
+def unproved(fault: Exception) -> Release:
+    """Return what is known of a release that could not be looked at: nothing, and why."""
+    detail = f"it was not looked at: {type(fault).__name__}: {fault}"
+    resources: tuple[Resource, ...] = ("processes", "gpu-memory", "port")
+    return Release(items=tuple(ReleaseItem(resource=r, answer="unknown", detail=detail) for r in resources))
 
 
 async def refuse_a_taken_port(run: Run, launch: Launch) -> None:
