@@ -34,6 +34,11 @@ def _rebuild(kind: type[HangguardError], args: tuple[Any, ...], fields: dict[str
     return error
 
 
+def _left_behind(attempt: Attempt) -> str:
+    left = attempt.release.left_behind if attempt.release is not None else ()
+    return f"LEFT BEHIND: {'; '.join(left)}" if left else ""
+
+
 class HangguardError(Exception):
     """The base. Catch it to catch everything that hangguard raises by itself."""
 
@@ -152,6 +157,8 @@ class GaveUp(HangguardError):
             if verdict.why:
                 line += f": {verdict.why}"
             lines.append(line)
+        if self.history and (left := _left_behind(self.history[-1])):
+            lines.append(left)
         if self.diagnosis is not None:
             lines += [
                 f"{finding.standing}: {finding.hypothesis}"
@@ -183,7 +190,9 @@ class ServerLost(HangguardError):
     def text(self) -> str:
         """Return how it ended."""
         verdict = self.attempt.verdict
-        return f"The server is lost: {verdict.verdict} ({verdict.kind}). {verdict.why}".strip()
+        text = f"The server is lost: {verdict.verdict} ({verdict.kind}). {verdict.why}".strip()
+        left = _left_behind(self.attempt)
+        return f"{text} {left}" if left else text
 
 
 class LeftBehind(HangguardError):

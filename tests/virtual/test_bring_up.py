@@ -259,6 +259,18 @@ def test_what_ours_still_holds_blocks_the_relaunch_and_is_named():
     assert played.events[-1].left_behind == (f"processes: {left}",)
 
 
+def test_a_lost_server_that_left_something_says_both():
+    left = "pid 4711 (python worker.py), state D in nvidia_close"
+
+    async def body(_server):
+        await anyio.sleep_forever()
+
+    played = play([Script(look=answers, exits=(500.0, 1), release=held_by_ours(left))], body=body)
+    assert isinstance(played.error, ServerLost)
+    assert "LEFT BEHIND: " in str(played.error)
+    assert left in str(played.error)
+
+
 def test_a_taken_port_is_refused_before_anything_starts():
     played = play([Script(look=answers)], listener=Listener(pid=4711, title="nginx", ours=False))
     assert isinstance(played.error, PortInUse)

@@ -6,8 +6,9 @@ attempt looks like inside stands in ``attempt.py``, what to do next is decided p
 the caller's side (``with``, ``async with``, the handle) is ``handle.py`` and ``sync.py``.
 
 Everything that is stored (the history, what was changed, the time that is left) is owned by the one task that runs
-:func:`serve`. The handle reads it through :class:`Story` and asks through its ``wishes``. A server that was ready
-and is lost is not started again unless somebody asks: its clients have lost their state already.
+:func:`serve`. The handle reads it through :class:`Story` and asks through its ``wishes``. A server that was ready and
+ends is lost: it is not started again, its clients have lost their state already. (That a ready server hangs is not
+noticed yet: only its end is.)
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Story:
 async def serve(story: Story) -> None:
     """Run the story to its end; return when the server was asked to stop, and has.
 
-    Raises :class:`GaveUp` (or :class:`Permanent`, :class:`NotReadyInTime`) when no attempt became ready,
-    :class:`ServerLost` when a ready server ended by itself, :class:`LeftBehind` when something of it could not be
-    ended, and what a refused start raises (:class:`~hangguard.errors.Refused`). Cancelling it stops the server,
-    with proof.
+    Raises :class:`GaveUp` (or :class:`Permanent`, :class:`NotReadyInTime`) when no attempt since the last restart
+    became ready, :class:`ServerLost` when a ready server ended by itself, :class:`LeftBehind` when it was asked to
+    stop or restart and something of it cannot be ended (the first two say that too), and what a refused start raises
+    (:class:`~hangguard.errors.Refused`). Cancelling it stops the server, with proof.
     """
     run, wishes = story.run, story.wishes
     launch = run.launch
@@ -73,12 +74,13 @@ async def serve(story: Story) -> None:
                     with anyio.move_on_after(relaunch.after):
                         await wishes.changed.wait()
                     if wishes.stop_because:
-                        return None
+                        return None  # nothing runs: over leftovers the policy does not relaunch
+                    wishes.restart, wishes.changed = False, anyio.Event()  # this relaunch is the restart
                     launch, changes = relaunch.launch, relaunch.changes
                 case GiveUp() as giving_up:
                     run.announcer.tell(GivenUp(t=run.world.clock(), attempt=attempt.number, why=giving_up.why))
                     raise _gave_up(giving_up, story.history)
-                case Keep():  # of a ready attempt, and that was dealt with above
+                case Keep():  # only of a ready attempt, and that was dealt with above
                     return None
     finally:
         _tell_the_end(story)
