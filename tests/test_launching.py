@@ -219,10 +219,10 @@ def test_ranks_of_vllm(venv):
 
 def test_keys_and_embeddings(venv):
     launch, _ = read("vllm serve M --api-key k1 k2 --runner pooling", venv, env={"VLLM_API_KEY": "k3"})
-    assert (launch.api_key, launch.embeds) == ("k1", True)
+    assert (launch.api_key, launch.task) == ("k1", "embed")
     assert read("vllm serve M", venv, env={"VLLM_API_KEY": "k3"})[0].api_key == "k3"
     launch, _ = read("sglang serve M --api-key=k --is-embedding", venv, env={"VLLM_API_KEY": "k3"})
-    assert (launch.api_key, launch.embeds) == ("k", True)
+    assert (launch.api_key, launch.task) == ("k", "embed")
     assert read("sglang serve M", venv, env={"VLLM_API_KEY": "k3"})[0].api_key is None
     assert "k1" not in repr(launch)
 

@@ -79,7 +79,7 @@ def read_command(
         host=place.host,
         port=place.port,
         model=_model(known, args or ()),
-        embeds=bool(known.embeds and args and known.embeds(args)),
+        task=known.task(args) if known.task and args else "generate",
         api_key=_api_key(known.flags, args or (), variables),
         ranks=_ranks(known.flags, args or ()),
         nodes=_number(args or (), known.flags.nodes),

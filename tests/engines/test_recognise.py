@@ -59,27 +59,27 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    ("args", "embeds"),
+    ("args", "task"),
     [
-        ([], False),
-        (["--task", "embed"], True),
-        (["--task=generate"], False),
-        (["--runner", "pooling"], True),
-        (["--convert", "embed"], True),
+        ([], "generate"),
+        (["--task", "embed"], "embed"),
+        (["--task=generate"], "generate"),
+        (["--runner", "pooling"], "embed"),
+        (["--convert", "embed"], "embed"),
     ],
 )
-def test_vllm_embeds(args, embeds):
-    assert VLLM.embeds(tuple(args)) is embeds
+def test_vllm_task(args, task):
+    assert VLLM.task(tuple(args)) == task
 
 
 @pytest.mark.parametrize("engine", [SGLANG, VLLM], ids=lambda engine: engine.name)
-@pytest.mark.parametrize(("embeds", "path"), [(False, "/v1/completions"), (True, "/v1/embeddings")])
-def test_ready_means_that_something_was_computed(engine, embeds, path):
-    launch = Launch(argv=("x",), env=(), cwd="/", url="http://h:1", host="h", port=1, embeds=embeds)
+@pytest.mark.parametrize(("task", "path"), [("generate", "/v1/completions"), ("embed", "/v1/embeddings")])
+def test_ready_means_that_something_was_computed(engine, task, path):
+    launch = Launch(argv=("x",), env=(), cwd="/", url="http://h:1", host="h", port=1, task=task)
     request = engine.ready(launch)
     body = json.loads(request.body)
     assert (request.method, request.path, body["model"]) == ("POST", path, "{model}")
-    assert embeds or (body["max_tokens"], body["temperature"]) == (1, 0)
+    assert task == "embed" or (body["max_tokens"], body["temperature"]) == (1, 0)
 
 
 def test_engines_are_pure():

@@ -156,8 +156,8 @@ def test_the_recorded_stacks_agree_and_place_the_hang_in_the_capture(name, suspe
     assert stuck.now - mark(name, "fault") <= 16.0
     assert stuck.verdict.phase == "graph-capture"
     assert len(stuck.verdict.suspects) == 1
-    assert stuck.verdict.suspects[0].startswith(suspect)
-    assert "capture" in stuck.verdict.suspects[0]
+    assert str(stuck.verdict.suspects[0]).startswith(suspect)
+    assert "capture" in str(stuck.verdict.suspects[0])
 
 
 def recorded_stacks(name: str) -> list[dict[int, tuple[ThreadStack, ...]]]:

@@ -97,7 +97,7 @@ def test_a_deadlock_in_the_compile_step_is_found_and_cured_by_the_ladder(vllm_en
     verdict = stuck.verdict
     assert (verdict.verdict, verdict.kind, verdict.phase) == ("stuck", "idle", "jit-compile")
     assert stuck.settled_at - stuck.last_movement_at < 15
-    assert any("warming_up_model" in suspect or "_lock_twice" in suspect for suspect in verdict.suspects)
+    assert any("warming_up_model" in str(suspect) or "_lock_twice" in str(suspect) for suspect in verdict.suspects)
     assert stuck.release.answer == "released"
     evidence = json.loads(Path(stuck.evidence_path).read_text())
     assert "warming_up_model" in json.dumps(evidence["samples"][-1]["stacks"])

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom
+from hangguard.facts import (
+    Fallback,
+    Launch,
+    Marker,
+    Metric,
+    Request,
+    StackMarker,
+    Symptom,
+    Task,
+    Timer,
+    WaitSite,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +58,8 @@ class Engine:
     """``None``: the command does not tell where it answers; a URL must be given."""
     positional_model: bool = False
     """Whether the first bare word after the recognised command is the model."""
-    embeds: Callable[[tuple[str, ...]], bool] | None = None
-    """Whether the server's own arguments ask for embeddings."""
+    task: Callable[[tuple[str, ...]], Task] | None = None
+    """What the server's own arguments ask it to compute; ``None``: it generates."""
     markers: tuple[Marker, ...] = ()
     noise: tuple[str, ...] = ()
     """Patterns of lines that are never news: access lines, statistics without work, heartbeats."""
@@ -58,6 +69,15 @@ class Engine:
     """Titles (patterns) of members that only wait for others; trackers and the main process."""
     workers: tuple[str, ...] = ()
     """Titles (patterns) of members that do the work."""
+    wait_sites: tuple[WaitSite, ...] = ()
+    """Where its threads wait, and for what; read before those that all engines share."""
+    timers: tuple[Timer, ...] = ()
+    """Limits of its own, and of the libraries that it brings."""
+    metrics_path: str | None = None
+    """Route of its metrics in Prometheus' text form; it may be switched off."""
+    metrics: tuple[Metric, ...] = ()
+    idle_spins: bool = False
+    """Whether its workers burn CPU while they wait for requests: then CPU time says nothing about work."""
     health_path: str | None = None
     ready: Callable[[Launch], Request] | None = None
     """The request whose answer means ready; its body may hold ``{model}``, filled once it is known."""

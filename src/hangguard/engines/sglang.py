@@ -8,7 +8,7 @@ from typing import Any
 from hangguard.changes import has_flag, value_of, with_flag
 from hangguard.engines import common
 from hangguard.engines.base import Engine, Flags
-from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom
+from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom, Task
 
 _LAST_READ = "0.5.23"
 _READ = "released source, 0.4.6.post5 to 0.5.23"
@@ -25,14 +25,14 @@ def recognise(argv: tuple[str, ...]) -> int | None:
     return index if index is not None else common.after_python_module(argv, MODULES)
 
 
-def embeds(args: tuple[str, ...]) -> bool:
+def task(args: tuple[str, ...]) -> Task:
     """Tell whether the server will only embed."""
-    return has_flag(args, "--is-embedding")
+    return "embed" if has_flag(args, "--is-embedding") else "generate"
 
 
 def ready(launch: Launch) -> Request:
     """Return the request that proves the scheduler: ``/v1/models`` and ``/model_info`` answer while it hangs."""
-    if launch.embeds:
+    if launch.task == "embed":
         return Request(method="POST", path="/v1/embeddings", body='{"model": "{model}", "input": "Hello"}')
     body = '{"model": "{model}", "prompt": "Hello", "max_tokens": 1, "temperature": 0}'
     return Request(method="POST", path="/v1/completions", body=body)
@@ -303,7 +303,7 @@ SGLANG = Engine(
     ),
     default_port=30000,
     positional_model=True,
-    embeds=embeds,
+    task=task,
     markers=_MARKERS,
     noise=_NOISE,
     stack_markers=_STACK_MARKERS,

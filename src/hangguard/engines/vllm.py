@@ -7,7 +7,7 @@ import json
 from hangguard.changes import value_of, with_flag
 from hangguard.engines import common
 from hangguard.engines.base import Engine, Flags
-from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom
+from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom, Task
 
 _READ = "released source, 0.8.5 to 0.33.0"
 _RAN = "log of a real start, 0.26.0 and 0.32.0"
@@ -25,15 +25,15 @@ def recognise(argv: tuple[str, ...]) -> int | None:
     return common.after_python_module(argv, _MODULES)
 
 
-def embeds(args: tuple[str, ...]) -> bool:
-    """Tell whether the server was asked to embed (``--task`` to 0.12, ``--runner`` and ``--convert`` later)."""
+def task(args: tuple[str, ...]) -> Task:
+    """Tell what the server was asked to compute (``--task`` to 0.12, ``--runner`` and ``--convert`` later)."""
     asked = (value_of(args, "--task"), value_of(args, "--runner"), value_of(args, "--convert"))
-    return any(value in {"embed", "embedding", "pooling"} for value in asked)
+    return "embed" if any(value in {"embed", "embedding", "pooling"} for value in asked) else "generate"
 
 
 def ready(launch: Launch) -> Request:
     """Return the request that proves the engine: every other route answers 200 while it hangs."""
-    if launch.embeds:
+    if launch.task == "embed":
         return Request(method="POST", path="/v1/embeddings", body='{"model": "{model}", "input": "Hello"}')
     body = '{"model": "{model}", "prompt": "Hello", "max_tokens": 1, "temperature": 0}'
     return Request(method="POST", path="/v1/completions", body=body)
@@ -295,7 +295,7 @@ VLLM = Engine(
     ),
     default_port=8000,
     positional_model=True,
-    embeds=embeds,
+    task=task,
     markers=_MARKERS,
     noise=_NOISE,
     stack_markers=_STACK_MARKERS,

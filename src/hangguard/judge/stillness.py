@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hangguard.facts import PHASES, Phase, Process, Stack, ThreadStack, Tree, Unseen
+from hangguard.facts import PHASES, Phase, Process, Stack, Suspect, ThreadStack, Tree, Unseen
 from hangguard.judge.phases import phase_of_stack
 from hangguard.judge.rules import TRACKERS, Rules, matches
 
@@ -206,16 +206,13 @@ def main_thread(threads: tuple[ThreadStack, ...]) -> ThreadStack | None:
     return named[0] if named else max(threads, key=lambda t: len(t.frames), default=None)
 
 
-def suspects(tree: Tree, rules: Rules, stacks: tuple[Stack, ...]) -> tuple[str, ...]:
+def suspects(tree: Tree, rules: Rules, stacks: tuple[Stack, ...]) -> tuple[Suspect, ...]:
     """Return the working members, each with the innermost frames of its main thread."""
     by_pid = {stack.pid: stack for stack in stacks}
     return tuple(_suspect(p, by_pid.get(p.pid)) for p in working_members(tree, rules)[:16])
 
 
-def _suspect(process: Process, stack: Stack | None) -> str:
-    text = f"{process.title[:80]} (pid {process.pid})"
-    if stack is None or isinstance(stack.threads, Unseen):
-        return text
-    main = main_thread(stack.threads)
-    frames = main.frames[:4] if main else ()
-    return text + "".join(f" < {f.function} ({f.file.rsplit('/', 1)[-1]}:{f.line})" for f in frames)
+def _suspect(process: Process, stack: Stack | None) -> Suspect:
+    main = None if stack is None or isinstance(stack.threads, Unseen) else main_thread(stack.threads)
+    at = tuple(f"{f.function} ({f.file.rsplit('/', 1)[-1]}:{f.line})" for f in (main.frames[:8] if main else ()))
+    return Suspect(pid=process.pid, title=process.title, at=at)

@@ -1,0 +1,87 @@
+"""What was done: the release of what an attempt held, and the attempt itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from hangguard.facts.asked import AppliedChange, Launch
+from hangguard.facts.decided import Diagnosis, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivor:
+    """A member that is still there after SIGKILL."""
+
+    pid: int
+    started: int
+    title: str
+    state: str
+    wait_channel: str
+
+
+Resource: TypeAlias = Literal["processes", "gpu-memory", "port"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseItem:
+    """Whether one resource of an attempt is free again: released, held (by whom), or unknown (why)."""
+
+    resource: Resource
+    answer: Literal["released", "held", "unknown"]
+    detail: str = ""
+    ours: bool = True
+    """Whether what is held is held by a member; a stranger on the port is held too, but not left behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What is left of an attempt, looked at after its end."""
+
+    items: tuple[ReleaseItem, ...]
+    survivors: tuple[Survivor, ...] = ()
+    unattributed_files: tuple[str, ...] = ()
+    """Names that appeared in /dev/shm meanwhile: listed, never deleted."""
+    seconds: float = 0.0
+
+    @property
+    def answer(self) -> Literal["released", "held", "unknown"]:
+        """Return the worst of the three answers over all resources."""
+        answers = [item.answer for item in self.items]
+        return "held" if "held" in answers else "unknown" if "unknown" in answers else "released"
+
+    @property
+    def left_behind(self) -> tuple[str, ...]:
+        """Return one line for every thing of ours that is still there."""
+        return tuple(f"{item.resource}: {item.detail}" for item in self.items if item.answer == "held" and item.ours)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One launch, from spawn to proof of release. Frozen: a record, also of one that still runs."""
+
+    number: int
+    launch: Launch
+    changes: tuple[AppliedChange, ...] = ()
+    verdict: Verdict
+    started_at: float
+    last_movement_at: float
+    """When anything moved last before the verdict, monotonic; ``verdict.since`` minus this is the delay."""
+    settled_at: float
+    """When the verdict fell, monotonic."""
+    was_ready: bool = False
+    fallbacks: tuple[str, ...] = ()
+    """Names of the fallbacks in force."""
+    diagnosis: Diagnosis = Diagnosis()
+    release: Release | None = None
+    """``None``: it still runs."""
+    exit_code: int | None = None
+    log_path: str | None = None
+    evidence_path: str | None = None
+    log_tail: tuple[str, ...] = ()
+    stopped_because: str = ""
+    """Why we ended it; empty: it ended by itself, or it still runs."""
+
+    def with_release(self, release: Release) -> Attempt:
+        """Return the record with the proof of its end."""
+        return replace(self, release=release)

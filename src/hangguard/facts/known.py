@@ -1,0 +1,133 @@
+"""The first words, and what is known of an engine as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal[
+    "import", "dist-init", "weights-load", "kv-cache", "jit-compile", "graph-capture", "warm-up", "serving"
+]
+PHASES: tuple[Phase, ...] = (
+    "import", "dist-init", "weights-load", "kv-cache", "jit-compile", "graph-capture", "warm-up", "serving",
+)  # fmt: skip
+
+Alters: TypeAlias = Literal["nothing", "speed", "results"]
+"""What a change does to the server: nothing (instrumentation), its speed, or its answers."""
+
+Permission: TypeAlias = Literal["auto", "any"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A source that could not be read, and why. Not the same as "looked, nothing there"."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """A log line that tells where start-up is. ``since`` and ``until`` are versions, both inclusive."""
+
+    pattern: str
+    """A regular expression, searched in the line."""
+    phase: Phase
+    """The phase that the launch is in from this line on."""
+    gap: bool = False
+    """The line ends a phase: ``phase`` is the next one to come, not one that was seen to begin."""
+    since: str | None = None
+    until: str | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackMarker:
+    """A function name in a Python stack that places a member in a phase, more exactly than the log does."""
+
+    function: str
+    """A regular expression that must match the whole function name."""
+    phase: Phase
+    file: str = ""
+    """Part of the file's path that must occur too; empty: any file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """A log line that names the reason of an exit."""
+
+    pattern: str
+    reason: str
+    permanent: bool = False
+    """Whether the same launch would end the same way again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One HTTP request, as data. ``body`` is JSON text; ``None``: no body."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    body: str | None = None
+
+
+WaitsFor: TypeAlias = Literal[
+    "peers",
+    "communicator",
+    "collective",
+    "kernel",
+    "lock",
+    "download",
+    "compile",
+    "message",
+    "work",
+    "start-up",
+]
+"""What a wait site waits for: a peer in a rendezvous, a peer in the making of a communicator, a peer in a collective
+operation, a kernel on the GPU, a lock file, a download, a compiler, a lock or message of the same launch, the next
+piece of work (an idle worker), or the start of the workers (a front end)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitSite:
+    """A function in which a thread waits, and for what.
+
+    A stack is read from its innermost frame outwards; the first frame that matches tells.
+    """
+
+    function: str
+    """A regular expression that must match the whole function name."""
+    waits_for: WaitsFor
+    file: str = ""
+    """Part of the file's path that must occur too; empty: any file."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One counter or gauge of an engine's metrics, by its name there. ``since``, ``until``: versions, inclusive."""
+
+    field: Literal["running", "waiting", "generated_tokens", "prompt_tokens"]
+    """The field of :class:`Serving` that it fills; lines with labels are added up."""
+    name: str
+    since: str | None = None
+    until: str | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timer:
+    """A limit that the engine or one of its libraries has by itself, after which it ends and the evidence is gone."""
+
+    name: str
+    seconds: float
+    """The default."""
+    covers: tuple[Phase, ...]
+    options: tuple[str, ...] = ()
+    """Options that change it, seconds."""
+    variable: str | None = None
+    """The environment variable that changes it, seconds."""
+    since: str | None = None
+    until: str | None = None
+    ends: bool = True
+    """Whether the server ends when it fires; False: it only logs."""
+    source: str = ""
