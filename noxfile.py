@@ -74,7 +74,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs neither an engine nor a GPU, with the newest dependencies."""
     install(session, "test", "lint")
-    session.run("pytest", "tests", "-m", "not real and not gpu", *AT_ONCE, *session.posargs)
+    session.run("pytest", "tests", "-m", "not real and not gpu and not gpu2", *AT_ONCE, *session.posargs)
 
 
 @nox.session
@@ -144,3 +144,17 @@ def _run_real(session: nox.Session, *words: str) -> None:
     cache = os.environ.get("HANGGUARD_REAL_CACHE", "~/.cache/hangguard-real")
     session.log(f"the engines are installed below {cache} (HANGGUARD_REAL_CACHE)")
     session.run("pytest", "tests/real", "-m", "real", *words, *session.posargs)
+
+
+@nox.session(python=PYTHONS[TESTED])
+def scoreboard(session: nox.Session) -> None:
+    """Write docs/scoreboard.md: hangguard beside what people use today. Not in CI; about half an hour."""
+    install(session, "scoreboard")
+    session.run("python", "benchmarks/scoreboard.py", *session.posargs)
+
+
+@nox.session(python=PYTHONS[TESTED])
+def overhead(session: nox.Session) -> None:
+    """What watching costs: CPU and memory of hangguard itself, a minute beside the little server. Not in CI."""
+    install(session)
+    session.run("python", "benchmarks/overhead.py", *session.posargs)

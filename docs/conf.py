@@ -6,10 +6,14 @@ from importlib import import_module
 from importlib.metadata import version as version_of
 
 from hangguard import ENGINES, Limits
+from hangguard.delegates import DELEGATES
+from hangguard.engines import questions
+from hangguard.engines.answered import Answered
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import PHASES
 from hangguard.judge import progress, stillness
 from hangguard.supervision.run import additions
+from hangguard.wrappers import WRAPPERS
 
 assess = import_module("hangguard.judge.assess")  # the name in the package is the function's
 
@@ -35,6 +39,7 @@ WHY = {
     "SPT_NOENV": "a retitled process (setproctitle) leaves its environment readable",
     "PYTHONFAULTHANDLER": "Python stacks in the log when a process dies by a fault",
     "PYTHONUNBUFFERED": "the log is current, not a buffer behind",
+    "NCCL_RAS_ADDR": "NCCL (2.24 and later) tells there, to this machine only, which ranks have come and which are behind",
 }
 
 
@@ -45,6 +50,16 @@ def number(value: float) -> str:
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ("---",) * len(head), *rows])
 
+
+def answered(row: Answered) -> tuple[str, ...]:
+    asked = row.request
+    servers = {True: "with tokenizer", False: "token ids only", None: "all"}[row.tokenizes]
+    versions = " ".join(f"{word} {version}" for word, version in (("from", row.since), ("to", row.until)) if version)
+    proof = " or ".join(f"`{place}`" for place in asked.proof) or "`choices`, `data`, `text` or `embedding`"
+    return asked.task, servers, f"{asked.method} `{asked.path}`", proof, versions
+
+
+ANSWERED_HEAD = ("task", "servers", "asked", "must hold", "versions")
 
 myst_enable_extensions = ["substitution", "colon_fence"]
 myst_substitutions = {
@@ -72,13 +87,17 @@ myst_substitutions = {
     "stop_grace": number(Limits().stop_grace),
     "death_grace": number(Limits().death_grace),
     "phases": ", ".join(PHASES),
+    "answered_sglang": table(ANSWERED_HEAD, [answered(row) for row in questions.SGLANG]),
+    "answered_vllm": table(ANSWERED_HEAD, [answered(row) for row in questions.VLLM]),
+    "wrappers": ", ".join(f"`{wrapper.shown}`" for wrapper in WRAPPERS),
+    "delegates": ", ".join(f"`{name}`" for name in sorted(DELEGATES)),
     "fallbacks": table(
         ("engine", "name", "answers a hang in", "alters", "cost"),
         [(e.name, f"`{f.name}`", ", ".join(f.answers), f.alters, f.cost) for e in ENGINES for f in e.fallbacks],
     ),
     "additions": table(
         ("variable", "value", "why"),
-        [(f"`{name}`", f"`{value}`", WHY[name]) for name, value in additions("the run's id", GENERIC).items()]
+        [(f"`{name}`", f"`{value}`", WHY[name]) for name, value in additions("the run's id", GENERIC, 0).items()]
         + [(f"`{name}`", f"`{value}`", f"{e.name} only") for e in ENGINES for name, value in e.environment],
     ),
 }

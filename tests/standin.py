@@ -12,6 +12,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "nvml" / "fake_nvml.c"
 MIB = 1 << 20
+XID_EVENT, DOUBLE_BIT_EVENT = 8, 2  # nvml.h
+NO_INSTANCE = 0xFFFFFFFF
 
 
 def build_standin(folder, *, old_driver=False):
@@ -31,6 +33,7 @@ class StandInGpus:
         self.state = Path(state) if state is not None else self.library.with_name("nvml-state")
         self._figures = {index: self._idle(index) for index in range(count)}
         self._switches = []
+        self._events = []
         self._write()
 
     @staticmethod
@@ -47,10 +50,22 @@ class StandInGpus:
 
     def set(self, index, **figures):
         """Set memory_used, memory_total (bytes), utilization (%), power (mW), name, uuid, mig (UUIDs),
-        compute and graphics (pid → bytes, or None). A figure of ``None``: the board does not support it."""
+        compute and graphics (pid → bytes, or None), events (types that can be waited for), ecc (uncorrected errors),
+        rows (corrected, uncorrected, pending, failed), fabric (state, status, health mask).
+        A figure of ``None``: the board does not support it."""
         unknown = figures.keys() - self._figures[index].keys()
         assert not unknown, unknown
         self._figures[index].update(figures)
+        self._write()
+
+    def xid(self, index, code, instance=NO_INSTANCE):
+        """Let the driver tell of an Xid, to those who wait for it from before."""
+        self._events.append(f"event {index} {XID_EVENT} {code} {instance}")
+        self._write()
+
+    def double_bit_error(self, index):
+        """Let the driver tell of a double-bit ECC error."""
+        self._events.append(f"event {index} {DOUBLE_BIT_EVENT} 0 {NO_INSTANCE}")
         self._write()
 
     def hang(self, function, gpu=None):
@@ -85,18 +100,24 @@ class StandInGpus:
             "compute": {},
             "graphics": {},
             "mig": (),
+            "events": XID_EVENT | DOUBLE_BIT_EVENT,
+            "ecc": 0,
+            "rows": (0, 0, 0, 0),
+            "fabric": None,
         }
 
     def _write(self):
         lines = [f"gpus {len(self._figures)}"]
         for index, figures in self._figures.items():
-            lines += [f"{key} {index} {figures[key]}" for key in ("uuid", "name", "utilization", "power")]
+            plain = ("uuid", "name", "utilization", "power", "events", "ecc")
+            lines += [f"{key} {index} {figures[key]}" for key in plain]
             lines.append(f"memory {index} {figures['memory_used']} {figures['memory_total']}")
             for key in ("compute", "graphics"):
                 holders = [f"{pid}:{used if used is not None else '-'}" for pid, used in figures[key].items()]
                 lines += [f"{key} {index} {' '.join(holders)}"] if holders else []
             lines += [f"mig {index} {' '.join(figures['mig'])}"] if figures["mig"] else []
-        lines = [line for line in lines if " None" not in line] + self._switches
+            lines += [f"{key} {index} {' '.join(map(str, figures[key]))}" for key in ("rows", "fabric") if figures[key]]
+        lines = [line for line in lines if " None" not in line] + self._switches + self._events
         draft = Path(f"{self.state}.new")
         draft.write_text("\n".join(lines) + "\n")
         draft.replace(self.state)  # the library never reads half a file

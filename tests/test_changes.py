@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hangguard.changes import (
     as_shell,
     describe,
-    env_prefix,
     has_flag,
     value_of,
     with_flag,
     with_variable,
     without_flag,
+    words_of,
 )
 from hangguard.facts import Launch
 
@@ -91,20 +91,34 @@ def test_a_variable_reaches_the_server_also_through_env():
     assert with_variable(changed, "A", "2") == changed
 
 
-@pytest.mark.parametrize(
-    ("argv", "length"),
-    [
-        (["env", "A=1", "s"], 2),
-        (["/usr/bin/env", "s"], 1),
-        (["env", "-i", "s"], 0),
-        (["env", "A=1", "-u", "B", "s"], 0),
-        (["env", "A=1"], 0),
-        (["s", "A=1"], 0),
-        ([], 0),
-    ],
-)
-def test_env_prefix(argv, length):
-    assert env_prefix(argv) == length
+def test_only_the_servers_own_words_are_edited():
+    wrapped = ("timeout", "-k", "5", "9", "uv", "run", "--python", "3.11", "--", "vllm", "serve", "M", "-k", "1")
+    assert without_flag(launch_of(*wrapped), "-k").argv == wrapped[:-2]
+    assert without_flag(launch_of(*wrapped), "--python") == launch_of(*wrapped)
+    assert with_flag(launch_of(*wrapped), "--x", "1").argv == (*wrapped, "--x=1")
+    assert with_flag(launch_of(*wrapped), "-k", "2").argv == (*wrapped[:-2], "-k=2")
+
+
+def test_a_variable_reaches_the_server_through_an_env_that_clears_or_unsets_it():
+    cleared = with_variable(launch_of("env", "-i", "PATH=/bin", "nohup", "s"), "A", "2")
+    assert cleared.argv == ("env", "-i", "PATH=/bin", "A=2", "nohup", "s")
+    assert with_variable(cleared, "A", "2") == cleared
+    unset = with_variable(launch_of("nice", "env", "-u", "A", "s"), "A", "2")
+    assert unset.argv == ("nice", "env", "-u", "A", "A=2", "s")
+
+
+def test_the_words_of_a_config_file_come_before_those_of_the_command():
+    launch = Launch(
+        argv=("nice", "s", "--x", "1"),
+        file_args=("--x", "0", "--y"),
+        env=(),
+        cwd="/",
+        url="http://h:1",
+        host="h",
+        port=1,
+    )
+    assert words_of(launch) == ("--x", "0", "--y", "s", "--x", "1")
+    assert value_of(words_of(launch), "--x") == "1"
 
 
 def test_describe():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hangguard.errors import GuardianFailed as GuardianFailed
     from hangguard.errors import HangguardError as HangguardError
     from hangguard.errors import LeftBehind as LeftBehind
+    from hangguard.errors import NoSuchServer as NoSuchServer
     from hangguard.errors import NotReadyInTime as NotReadyInTime
     from hangguard.errors import Permanent as Permanent
     from hangguard.errors import PortInUse as PortInUse
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Ask as Ask
     from hangguard.facts import Attempt as Attempt
     from hangguard.facts import Broken as Broken
+    from hangguard.facts import Communicator as Communicator
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
     from hangguard.facts import Exit as Exit
@@ -37,13 +39,18 @@ if TYPE_CHECKING:
     from hangguard.facts import Fallback as Fallback
     from hangguard.facts import Finding as Finding
     from hangguard.facts import Gpu as Gpu
+    from hangguard.facts import GpuFault as GpuFault
     from hangguard.facts import GpuHolder as GpuHolder
+    from hangguard.facts import Growth as Growth
     from hangguard.facts import Host as Host
     from hangguard.facts import Launch as Launch
     from hangguard.facts import Limits as Limits
     from hangguard.facts import Listener as Listener
+    from hangguard.facts import LockFile as LockFile
     from hangguard.facts import Log as Log
     from hangguard.facts import Marker as Marker
+    from hangguard.facts import Measure as Measure
+    from hangguard.facts import Metric as Metric
     from hangguard.facts import Moving as Moving
     from hangguard.facts import Port as Port
     from hangguard.facts import Process as Process
@@ -53,18 +60,22 @@ if TYPE_CHECKING:
     from hangguard.facts import Reply as Reply
     from hangguard.facts import Request as Request
     from hangguard.facts import Sample as Sample
+    from hangguard.facts import Serving as Serving
     from hangguard.facts import Stack as Stack
     from hangguard.facts import StackFrame as StackFrame
     from hangguard.facts import StackMarker as StackMarker
     from hangguard.facts import Stuck as Stuck
     from hangguard.facts import Survivor as Survivor
+    from hangguard.facts import Suspect as Suspect
     from hangguard.facts import Symptom as Symptom
     from hangguard.facts import ThreadStack as ThreadStack
+    from hangguard.facts import Timer as Timer
     from hangguard.facts import Tree as Tree
     from hangguard.facts import Unclear as Unclear
     from hangguard.facts import Unseen as Unseen
     from hangguard.facts import Verdict as Verdict
     from hangguard.facts import Waiting as Waiting
+    from hangguard.facts import WaitSite as WaitSite
     from hangguard.judge import Budget as Budget
     from hangguard.judge import GiveUp as GiveUp
     from hangguard.judge import Keep as Keep
@@ -77,8 +88,15 @@ if TYPE_CHECKING:
     from hangguard.judge import start as start
     from hangguard.judge import step as step
     from hangguard.launching import read_command as read_command
+    from hangguard.looking import Attachment as Attachment
+    from hangguard.looking import Watch as Watch
+    from hangguard.looking import attach as attach
+    from hangguard.looking import diagnose as diagnose
     from hangguard.observe import Observer as Observer
     from hangguard.observe import Target as Target
+    from hangguard.supervision.attach import AsyncWatch as AsyncWatch
+    from hangguard.supervision.diagnose import adiagnose as adiagnose
+    from hangguard.supervision.events import Attached as Attached
     from hangguard.supervision.events import BecameReady as BecameReady
     from hangguard.supervision.events import Ended as Ended
     from hangguard.supervision.events import Event as Event
@@ -90,7 +108,10 @@ if TYPE_CHECKING:
     from hangguard.supervision.events import Released as Released
     from hangguard.supervision.events import Stopping as Stopping
     from hangguard.supervision.events import VerdictChanged as VerdictChanged
+    from hangguard.supervision.found import FoundServer as FoundServer
     from hangguard.supervision.handle import AsyncServer as AsyncServer
+    from hangguard.supervision.look import Look as Look
+    from hangguard.supervision.look import Missing as Missing
     from hangguard.supervision.retry import Retry as Retry
     from hangguard.sync import Server as Server
     from hangguard.sync import Supervision as Supervision
@@ -101,26 +122,33 @@ _HOMES = {
     "engines.base": ("Engine", "Flags"),
     "errors": (
         "BadLaunch", "CommandNotExecutable", "CommandNotFound", "GaveUp", "GuardianFailed", "HangguardError",
-        "LeftBehind", "NotReadyInTime", "Permanent", "PortInUse", "Refused", "ServerLost", "WrongProcess",
+        "LeftBehind", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused", "ServerLost",
+        "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Departed", "Diagnosis", "Exit", "Exited", "Expired",
-        "Fallback", "Finding", "Gpu", "GpuHolder", "Host", "Launch", "Limits", "Listener", "Log", "Marker",
-        "Moving", "Port", "Process", "Ready", "Release", "ReleaseItem", "Reply", "Request", "Sample", "Stack",
-        "StackFrame", "StackMarker", "Stuck", "Survivor", "Symptom", "ThreadStack", "Tree", "Unclear", "Unseen",
-        "Verdict", "Waiting",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
+        "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "Launch", "Limits",
+        "Listener", "LockFile", "Log", "Marker", "Measure", "Metric", "Moving", "Port", "Process", "Ready",
+        "Release", "ReleaseItem", "Reply", "Request", "Sample", "Serving", "Stack", "StackFrame",
+        "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom", "ThreadStack", "Timer", "Tree", "Unclear",
+        "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (
         "Budget", "GiveUp", "Keep", "Memory", "Relaunch", "Rules", "assess", "next_move", "rules_for", "start",
         "step",
     ),
     "launching": ("read_command",),
+    "looking": ("Attachment", "Watch", "attach", "diagnose"),
     "observe": ("Observer", "Target"),
+    "supervision.attach": ("AsyncWatch",),
+    "supervision.diagnose": ("adiagnose",),
     "supervision.events": (
-        "BecameReady", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice", "PhaseChanged",
+        "Attached", "BecameReady", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice", "PhaseChanged",
         "Released", "Stopping", "VerdictChanged",
     ),
+    "supervision.found": ("FoundServer",),
     "supervision.handle": ("AsyncServer",),
+    "supervision.look": ("Look", "Missing"),
     "supervision.retry": ("Retry",),
     "sync": ("Server", "Supervision", "supervise"),
 }  # fmt: skip

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from hangguard.facts import Launch
 from hangguard.redact import redact_argv
-
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
+from hangguard.wrappers import unwrap, with_assignment
 
 
 class _Use(NamedTuple):
@@ -41,45 +40,39 @@ def value_of(argv: Sequence[str], *names: str) -> str | None:
 def with_flag(launch: Launch, name: str, value: str | None = None, *, replacing: Iterable[str] = ()) -> Launch:
     """Return the launch with the flag set, once. ``replacing``: other spellings, and flags that contradict it.
 
-    Where it stood already it is changed in place; otherwise it goes to the end (before a bare ``--``).
+    Where it stood already it is changed in place; otherwise it goes to the end (before a bare ``--``). Only the
+    server's own words are looked at: options of what stands in front of it (``timeout -k 5``) stay as they are.
     """
     names = (name, *replacing)
     word = name if value is None else f"{name}={value}"
-    uses = list(_uses(launch.argv, names, switch=value is None))
+    before, argv = _parts(launch)
+    uses = list(_uses(argv, names, switch=value is None))
     if len(uses) == 1 and uses[0].value == value and _plain(uses[0].flag) == name:
         return launch
     if not uses:
-        end = _end_of_flags(launch.argv)
-        return replace(launch, argv=(*launch.argv[:end], word, *launch.argv[end:]))
-    argv = _cut(launch.argv, uses[1:])
+        end = _end_of_flags(argv)
+        return replace(launch, argv=(*before, *argv[:end], word, *argv[end:]))
+    argv = _cut(argv, uses[1:])
     first = uses[0]
-    return replace(launch, argv=(*argv[: first.start], word, *argv[first.stop :]))
+    return replace(launch, argv=(*before, *argv[: first.start], word, *argv[first.stop :]))
 
 
 def without_flag(launch: Launch, *names: str, switch: bool = False) -> Launch:
     """Return the launch without the flags and their values. ``switch``: they take no value."""
-    uses = list(_uses(launch.argv, names, switch=switch))
-    return replace(launch, argv=_cut(launch.argv, uses)) if uses else launch
+    before, argv = _parts(launch)
+    uses = list(_uses(argv, names, switch=switch))
+    return replace(launch, argv=(*before, *_cut(argv, uses))) if uses else launch
 
 
 def with_variable(launch: Launch, name: str, value: str) -> Launch:
     """Return the launch with the environment variable set, also where ``env NAME=…`` in argv would hide it."""
     env = {**launch.environment(), name: value}
-    argv = list(launch.argv)
-    for index in range(1, env_prefix(launch.argv)):
-        if argv[index].startswith(f"{name}="):
-            argv[index] = f"{name}={value}"
-    return replace(launch, argv=tuple(argv), env=tuple(sorted(env.items())))
+    return replace(launch, argv=with_assignment(launch.argv, name, value), env=tuple(sorted(env.items())))
 
 
-def env_prefix(argv: Sequence[str]) -> int:
-    """Return how many words a leading ``env A=B …`` takes; 0 where there is none, or one with options."""
-    if not argv or argv[0].rsplit("/", 1)[-1] != "env":
-        return 0
-    length = 1
-    while length < len(argv) and _ASSIGNMENT.match(argv[length]):
-        length += 1
-    return length if length < len(argv) and not argv[length].startswith("-") else 0
+def words_of(launch: Launch) -> tuple[str, ...]:
+    """Return the words that count for the server, last ones first in force: its ``--config`` file's, then its own."""
+    return (*launch.file_args, *_parts(launch)[1])
 
 
 def describe(before: Launch, after: Launch) -> str:
@@ -96,6 +89,12 @@ def describe(before: Launch, after: Launch) -> str:
 def as_shell(launch: Launch) -> str:
     """Return argv as one line that a shell reads back, secrets left out."""
     return shlex.join(redact_argv(launch.argv))
+
+
+def _parts(launch: Launch) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what stands in front of the server's own words, and those."""
+    start = unwrap(launch.argv).start
+    return launch.argv[:start], launch.argv[start:]
 
 
 def _pieces(launch: Launch) -> list[str]:

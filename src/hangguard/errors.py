@@ -13,6 +13,7 @@
     │   └── NotReadyInTime           ``ready_within`` is over
     ├── ServerLost           it was ready, and has ended by itself or was found dead
     ├── LeftBehind           something of ours is still there after the stop, and cannot be ended
+    ├── NoSuchServer         no server was found to look at, or not exactly one
     ├── GuardianFailed       the guardian process could not be started or spoke another protocol
     └── WrongProcess         the handle was touched in a forked child of the program that made it
 
@@ -105,18 +106,24 @@ class CommandNotExecutable(Refused):
 
 
 class PortInUse(Refused):
-    """Somebody else listens on the port where the server would answer."""
+    """Somebody else listens on the port, or the unix socket, where the server would answer."""
 
-    def __init__(self, port: int, listener: Listener | None) -> None:
+    def __init__(self, port: int, listener: Listener | None, *, socket_path: str | None = None) -> None:
         super().__init__(port)
         self.port = port
         self.listener = listener
+        self.socket_path = socket_path
 
     def text(self) -> str:
         """Return whose port it is, and what to do."""
         who = "somebody whose process cannot be seen from here"
         if self.listener is not None and self.listener.pid is not None:
             who = f"process {self.listener.pid} ({self.listener.title})"
+        if self.socket_path is not None:
+            return (
+                f"The socket {self.socket_path} is in use by {who}. Nothing was started. "
+                "Stop that process yourself if it is yours, or choose another path."
+            )
         return (
             f"Port {self.port} is in use by {who}. Nothing was started. "
             "Stop that process yourself if it is yours, or choose another port: "
@@ -181,16 +188,20 @@ class NotReadyInTime(GaveUp):
 
 
 class ServerLost(HangguardError):
-    """The server was ready and is gone. Before it was ever ready you get :class:`GaveUp` instead."""
+    """The server was ready and has ended, or hung and was ended. Before it was ever ready you get :class:`GaveUp`."""
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt.number)
         self.attempt = attempt
 
     def text(self) -> str:
-        """Return how it ended."""
+        """Return how it ended, or where it hung."""
         verdict = self.attempt.verdict
         text = f"The server is lost: {verdict.verdict} ({verdict.kind}). {verdict.why}".strip()
+        if suspects := getattr(verdict, "suspects", ()):
+            text += f" Look at {suspects[0]}."
+        if self.attempt.evidence_path:
+            text += f" Evidence: {self.attempt.evidence_path}."
         left = _left_behind(self.attempt)
         return f"{text} {left}" if left else text
 
@@ -209,6 +220,21 @@ class LeftBehind(HangguardError):
             f"Left behind after the stop: {left}. A process that SIGKILL does not end is another user's (sudo), or it "
             "waits in the kernel, usually in the GPU driver: only a reboot of the machine ends that."
         )
+
+
+class NoSuchServer(HangguardError):
+    """No server was found to look at, or not exactly one. ``candidates`` are (pid, title) of those that were."""
+
+    def __init__(self, problem: str, candidates: tuple[tuple[int, str], ...] = (), *, advice: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.candidates = candidates
+        self.advice = advice
+
+    def text(self) -> str:
+        """Return the problem, those that could be meant, and how to say which."""
+        found = "".join(f"\n  pid {pid}: {title[:160]}" for pid, title in self.candidates)
+        return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
 
 
 class GuardianFailed(HangguardError):

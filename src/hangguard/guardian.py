@@ -9,7 +9,9 @@ mean that the supervisor is gone.
 
 The protocol is one JSON object a line, each with ``"v": 1``. The first line is the launch, so that no secret
 of it stands in an argv. Bytes of argv, environment and paths travel as latin-1 text. Requests (``do``):
-launch, stop, hurry, remember, bye. Answers (``say``): launched, failed, exit, reaped, progress, stopped, error.
+launch, stop, hurry, remember, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped, progress,
+stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may come late, in
+another order, or not at all.
 """
 
 from __future__ import annotations
@@ -30,18 +32,21 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hangguard.act import _tree
+    from hangguard.act import _aside, _tree
 else:
     import importlib.util
 
-    _spec = importlib.util.spec_from_file_location(
-        "hangguard_tree", os.path.join(os.path.dirname(os.path.abspath(__file__)), "act", "_tree.py")
-    )
-    _tree = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(_tree)
+    def _load(name: str) -> object:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "act", name + ".py")
+        spec = importlib.util.spec_from_file_location("hangguard" + name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    _tree, _aside = _load("_tree"), _load("_aside")
 
 PROTOCOL = 1
 LONGEST_LINE = 64 << 20
@@ -95,6 +100,8 @@ class Guardian:
         self._stopped = False
         self._childless = True
         self._over = False
+        self._pristine = True
+        self._aside = _aside.Aside(self._ring)
 
     # ------------------------------------------------------------------------------------ beginning
 
@@ -120,6 +127,10 @@ class Guardian:
         del number, frame
         self._told_to_end = True
 
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: then it wakes anyhow
+            os.write(self._wake_writes, b"a")
+
     def _launch(self, message: dict[str, Any]) -> None:
         try:
             self._root = self._start(message)
@@ -132,9 +143,12 @@ class Guardian:
     def _start(self, message: dict[str, Any]) -> tuple[int, int]:
         self._death_grace = float(message["death_grace"])
         self._on_death = message["on_death"]
+        self._pristine = bool(message["pristine"])
         if not message["pristine"]:
-            # A core of a server is as large as its weights. The hard limit stays, so that it can be raised.
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            # A core of a server is as large as its weights. One byte is too little for a file, and the only limit
+            # that also keeps the kernel from handing the core to a program (fs/coredump.c). The hard limit stays.
+            hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+            resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
         if message["lock_path"] is not None:
             self._held.append(_open_lock(message["lock_path"]))
         log = subprocess.DEVNULL
@@ -206,6 +220,8 @@ class Guardian:
             self._obey_sigterm()
         self._reap()
         self._go_on()
+        for answer in self._aside.answers():
+            self._line.put(**answer)
         self._line.flush()
         if not self._alone:
             self._poll.modify(self._line.fileno(), select.POLLIN | (select.POLLOUT if self._line.waits else 0))
@@ -277,6 +293,10 @@ class Guardian:
             self._hurry()
         elif what == "remember":
             self._remembered.update((int(pid), int(started)) for pid, started in message["members"])
+        elif what == "stacks":
+            self._read_stack(message)
+        elif what == "last-words":
+            self._ask_last_words(message)
         elif what == "bye":
             self._bye = True
             if not self._stopped:
@@ -288,6 +308,50 @@ class Guardian:
         self._line.put("error", problem=problem)
         if self._root is None:
             self._over = True
+
+    # ------------------------------------------------------------------------------------------- aside
+
+    def _read_stack(self, message: dict[str, Any]) -> None:
+        identity, within = (int(message["pid"]), int(message["started"])), float(message["within"])
+        known, find = self._members_for_aside()
+        self._aside.do(
+            lambda: _aside.read_stack(
+                identity, lambda: identity in known or identity in find(_tree.read_entries()), within=within
+            ),
+            within=within,
+            label={"say": "stacks", "id": message["id"]},
+        )
+
+    def _ask_last_words(self, message: dict[str, Any]) -> None:
+        label = {"say": "last-words", "id": message["id"]}
+        wanted = [(int(pid), int(started)) for pid, started in message["members"]]
+        if self._pristine or self._is_ending() or self._log_id is None:
+            self._line.put(**label, heard=[], log_ends=0)
+            return
+        _, find = self._members_for_aside()
+        log, within = self._held[-1], float(message["within"])
+        self._aside.do(
+            lambda: _aside.last_words(
+                wanted,
+                tree=_tree,
+                find=find,
+                log_size=lambda: os.fstat(log).st_size,
+                is_over=self._is_ending,
+                within=within,
+            ),
+            within=within,
+            label=label,
+        )
+
+    def _is_ending(self) -> bool:
+        """Whether a stop was asked for, or the supervisor is gone: then nothing is done to a member but that."""
+        return self._ending is not None or self._stopped or self._alone
+
+    def _members_for_aside(self) -> tuple[set[tuple[int, int]], Callable[[Mapping[int, _tree.Entry]], Any]]:
+        """Return who is known, and the search for members, of copies: another thread uses them."""
+        known = set(self._remembered) | ({self._root} if self._root is not None else set())
+        below, log_id = [os.getpid()], self._log_id
+        return known, lambda entries: _tree.find_members(entries, below=below, remembered=known, log_id=log_id)
 
     # ------------------------------------------------------------------------------------------- ending
 

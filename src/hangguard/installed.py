@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hangguard.changes import env_prefix
 from hangguard.engines.base import Engine
 from hangguard.engines.common import PYTHON
+from hangguard.environments import folder_behind, programs_of
+from hangguard.wrappers import unwrap, variables_behind
 
 _LARGEST_SOURCE = 4 * 1024 * 1024
 _MOST_SOURCES = 200
@@ -42,7 +43,19 @@ def find_installed(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]
     """Look for the engine where the interpreter that will run it looks."""
     if not engine.distributions or engine.recognise(argv) is None:
         return Installed()
-    for site in _site_folders(argv, env, cwd):
+    unwrapped = unwrap(argv)
+    env = variables_behind(argv, env)
+    for layer in unwrapped.layers:
+        cwd = folder_behind(argv, layer, cwd)
+        if layer.wrapper.python == "hidden":
+            return Installed()  # the wrapper's own note says so
+        if layer.wrapper.python != "path":
+            programs = programs_of(argv, layer, env, cwd)
+            if programs is None:
+                shown = layer.wrapper.shown
+                return Installed(notes=(f"the environment of {shown} was not found: the version is not known",))
+            env = {**env, "PATH": f"{programs}{os.pathsep}{env.get('PATH', os.defpath)}"}
+    for site in _site_folders(argv[unwrapped.start], env, cwd):
         version = _version_in(site, engine.distributions)
         if version is not None:
             options = _options_in(site, engine.option_sources)
@@ -51,15 +64,26 @@ def find_installed(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]
     return Installed(notes=(f"the version of {engine.name} was not found beside the Python that will run it",))
 
 
+def versions_beside(
+    engine: Engine, argv: tuple[str, ...], env: Mapping[str, str], cwd: str, names: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Return the versions of these distributions, found where the engine itself is."""
+    for site in _site_folders(argv[unwrap(argv).start], env, cwd):
+        if _version_in(site, engine.distributions) is not None:
+            found = ((name, _version_in(site, (name,))) for name in (*engine.distributions, *names))
+            return tuple((name, version) for name, version in found if version is not None)
+    return ()
+
+
 # ----------------------------------------------------------------------------------------- interpreters
 
 
-def _site_folders(argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> Iterator[Path]:
+def _site_folders(word: str, env: Mapping[str, str], cwd: str) -> Iterator[Path]:
     """Yield the folders in which that interpreter looks for packages, first one first."""
     for part in env.get("PYTHONPATH", "").split(os.pathsep):
         if part:
             yield Path(cwd, part)
-    python = _interpreter(argv[env_prefix(argv)], env, cwd)
+    python = _interpreter(word, env, cwd)
     if python is not None:
         yield from _sites_of(python, env)
 

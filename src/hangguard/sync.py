@@ -22,11 +22,13 @@ from hangguard.errors import BadLaunch, WrongProcess
 from hangguard.facts import AppliedChange, Attempt, Diagnosis, Fallback, Launch, Limits, Permission, Release, Sample
 from hangguard.judge import permitted
 from hangguard.launching import read_command
+from hangguard.observe.ports import free_port
 from hangguard.redact import secrets_of
 from hangguard.store import open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook, Subscription
 from hangguard.supervision.events import Event
 from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
+from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnDeath, OnHang, ReadyCheck, Run
 
@@ -89,6 +91,7 @@ def supervise(
         pristine=pristine,
         folder=folder,
         announcer=Announcer(hooks, known),
+        ras_port=free_port(),
     )
     return Supervision(run)
 
@@ -209,6 +212,15 @@ class Server:
     def restart(self) -> None:
         """Stop the server and start the same launch again; return when it has answered."""
         return self._call(self._server.restart)
+
+    def quiet(self, *, at_most: float) -> Quiet:
+        """Return a block in which stillness is wanted: sleep, pause, new weights. For ``with`` and ``async with``.
+
+        Nothing is called a hang in it, for ``at_most`` seconds at the longest. Raises :class:`ValueError` for a time
+        that is not above zero and finite.
+        """
+        self._check()
+        return self._server.quiet(at_most=at_most)
 
     def sample(self) -> Sample:
         """Return the newest sample, at most about a second old. Raises what ended the server, if it is lost."""

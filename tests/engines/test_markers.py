@@ -54,7 +54,7 @@ SYMPTOM = {
     "vllm-0.32.0-cpu-load-raise": "crash",
     "vllm-0.32.0-cpu-load-segv": "crash",
     "vllm-0.32.0-cpu-serve-deadlock-exec-timeout30": "crash",
-    "vllm-0.32.0-cpu-tp2-rank-absent-timeout30": "crash",
+    "vllm-0.32.0-cpu-tp2-rank-absent-timeout30": "dist-timeout",
     "vllm-0.32.0-cpu-worker-sigkill": "crash",
 }
 
@@ -227,6 +227,102 @@ def test_no_marker_and_no_symptom_is_noise(name):
         ("Fatal Python error: Bus error", "shm-full", False),
         ("OSError: [Errno 28] No space left on device: '/root/.cache/x'", "disk-full", False),
         ("INFO everything is fine", None, False),
+        (
+            "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+            "broken-model",
+            True,
+        ),
+        (
+            "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully "
+            "covered",
+            "broken-model",
+            True,
+        ),
+        (
+            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+            "broken-model",
+            True,
+        ),
+        (
+            "ERROR 03-26 17:12:18 engine.py:400] ValueError: Following weights were not initialized from checkpoint: {'m'}",
+            "broken-model",
+            True,
+        ),
+        (
+            "ValueError: The checkpoint you are trying to load has model type `qwen2_5_vl` but Transformers does not "
+            "recognize this architecture.",
+            "broken-model",
+            True,
+        ),
+        ("ValueError: Model architectures ['Foo'] are not supported for now.", "broken-model", True),
+        ("ValueError: Unknown quantization method: foo. Must be one of", "broken-model", True),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "hardware", True),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", "driver", True),
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / "
+            "cuda driver combination",
+            "driver",
+            True,
+        ),
+        ("Failed to initialize NVML: Driver/library version mismatch", "driver", True),
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "driver", True),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "wrong-gpu", True),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_120a'", "wrong-gpu", True),
+        (
+            "NVIDIA GeForce GT 710 with CUDA capability sm_35 is not compatible with the current PyTorch installation.",
+            None,
+            False,
+        ),  # torch names every visible board
+        ("ImportError: /v/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "library", True),
+        (
+            "ImportError: /usr/lib/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /v/x.so)",
+            "library",
+            True,
+        ),
+        (
+            "(EngineCore pid=7) ERROR 11-29 15:04:07 [core.py:1512] ModuleNotFoundError: No module named 'sgl_kernel'",
+            "library",
+            True,
+        ),
+        (
+            "WARNING 11-29 [interface.py:1] Failed to import from vllm._C: ModuleNotFoundError(\"No module named 'v'\")",
+            None,
+            False,
+        ),  # optional ones are warned of in healthy starts
+        ("OSError: [Errno 24] Too many open files", "limits", False),
+        (
+            "WARNING Found ulimit of 20000 and failed to automatically increase. This can cause fd limit errors like "
+            "`OSError: [Errno 24] Too many open files`.",
+            None,
+            False,
+        ),
+        (
+            "OpenBLAS blas_thread_init: pthread_create failed for thread 5 of 64: Resource temporarily unavailable",
+            "limits",
+            False,
+        ),
+        ("RuntimeError: can't start new thread", "limits", False),
+        ("zmq.error.Again: Resource temporarily unavailable", None, False),
+        ("NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 9637888)", "shm-full", False),
+        ("g++: fatal error: Killed signal terminated program cc1plus", "host-memory", False),
+        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files", "download", False),
+        (
+            "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
+            "dist-timeout",
+            False,
+        ),
+        (
+            "[rank1]:[E ProcessGroupNCCL.cpp:563] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
+            "158046, OpType=GATHER, NumelIn=2867200, NumelOut=0, Timeout(ms)=600000) ran for 600027 milliseconds",
+            "dist-timeout",
+            False,
+        ),
+        (
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:144] Timed out waiting 1800000ms for recv operation to complete",
+            "dist-timeout",
+            False,
+        ),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "crash", False),
     ],
 )
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
@@ -242,6 +338,17 @@ def test_symptoms_that_all_share(engine, line, reason, permanent):
         (VLLM, "Free memory on device (1/80 GiB) on startup is less than desired GPU memory utilization", "gpu-oom"),
         (VLLM, "allocation is less than requested memory for kv", "host-memory"),
         (VLLM, "EngineDeadError: EngineCore encountered an issue", "crash"),
+        (VLLM, "ValueError: User-specified max_model_len (99) is greater than the derived max_model_len", "bad-flag"),
+        (
+            VLLM,
+            "ValueError: Total number of attention heads (9) must be divisible by tensor parallel size (2).",
+            "bad-flag",
+        ),
+        (
+            SGLANG,
+            "ValueError: TP rank 0 could finish the model loading, but there are other ranks that didn't",
+            "dist-timeout",
+        ),
         (SGLANG, "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "gpu-oom"),
         (SGLANG, "ValueError: port at 30000 is not available in 30 seconds.", "port"),
         (SGLANG, "[2026] Subprocess scheduler_0 (pid=1) crashed with exit code -9. Triggering", "crash"),

@@ -5,7 +5,9 @@ import shlex
 
 import pytest
 
-from hangguard.engines import ENGINES, GENERIC, SGLANG, VLLM, engine_named
+from hangguard.engines import ENGINES, GENERIC, SGLANG, VLLM, engine_named, questions
+from hangguard.engines.answered import task_of_architectures
+from hangguard.engines.common import version_key
 from hangguard.errors import BadLaunch
 from hangguard.facts import Launch
 
@@ -31,8 +33,12 @@ COMMANDS = [
     ("python -m vllm.entrypoints.cli.main bench", None, None),
     ("python -c 'import vllm' serve", None, None),
     ("python serve.py", None, None),
-    ("nohup vllm serve M", None, None),
-    ("env -i vllm serve M", None, None),
+    ("nohup vllm serve M", "vllm", ["M"]),
+    ("env -i vllm serve M", "vllm", ["M"]),
+    ("env A=B nohup numactl -N 0 -m 0 uv run --python 3.11 -- vllm serve M --x", "vllm", ["M", "--x"]),
+    ("conda run -n e --no-capture-output python -m sglang.launch_server --tp 8", "sglang", ["--tp", "8"]),
+    ("numactl --nobody-knows 0 vllm serve M", None, None),
+    ("srun -N 1 vllm serve M", None, None),
     ("env A=B", None, None),
     ("docker run image vllm serve M", None, None),
     ("python", None, None),
@@ -61,25 +67,98 @@ def test_names():
 @pytest.mark.parametrize(
     ("args", "task"),
     [
-        ([], "generate"),
+        ([], None),
         (["--task", "embed"], "embed"),
         (["--task=generate"], "generate"),
+        (["--task=auto"], None),
+        (["--task", "score"], "rerank"),
+        (["--task", "reward"], "pool"),
+        (["--task", "transcription"], "transcribe"),
         (["--runner", "pooling"], "embed"),
+        (["--runner", "pooling", "--convert", "classify"], "classify"),
+        (["--runner", "auto"], None),
         (["--convert", "embed"], "embed"),
+        (["--hf-overrides", '{"architectures": ["Qwen3ForSequenceClassification"]}'], "classify"),
+        (["--hf-overrides", '{"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}'], "rerank"),
+        (["--hf-overrides", "{", "--runner", "pooling"], "embed"),
+        (["--hf-overrides", '{"x": 1}'], None),
     ],
 )
 def test_vllm_task(args, task):
     assert VLLM.task(tuple(args)) == task
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "task"),
+    [
+        (["LlamaForCausalLM"], None, "generate"),
+        (["BertModel"], None, "embed"),
+        (["XLMRobertaForSequenceClassification"], 1, "rerank"),
+        (["Qwen2ForSequenceClassification"], 5, "classify"),
+        (["BertForTokenClassification"], None, "pool"),
+        (["InternLM2ForRewardModel"], None, "pool"),
+        (["WhisperForConditionalGeneration"], None, "transcribe"),
+        (["Qwen2_5_VLForConditionalGeneration"], None, "generate"),
+        (["Something", "BertModel"], None, "embed"),
+        (["Contriever"], None, None),
+        ([], None, None),
+    ],
+)
+def test_architectures_tell_the_task(names, labels, task):
+    assert task_of_architectures(names, labels=labels) == task
+
+
 @pytest.mark.parametrize("engine", [SGLANG, VLLM], ids=lambda engine: engine.name)
 @pytest.mark.parametrize(("task", "path"), [("generate", "/v1/completions"), ("embed", "/v1/embeddings")])
 def test_ready_means_that_something_was_computed(engine, task, path):
-    launch = Launch(argv=("x",), env=(), cwd="/", url="http://h:1", host="h", port=1, task=task)
-    request = engine.ready(launch)
+    request = engine.ready(launch_of(task=task))
     body = json.loads(request.body)
     assert (request.method, request.path, body["model"]) == ("POST", path, "{model}")
     assert task == "embed" or (body["max_tokens"], body["temperature"]) == (1, 0)
+
+
+def launch_of(**more):
+    return Launch(argv=("x",), env=(), cwd="/", url="http://h:1", host="h", port=1, **more)
+
+
+@pytest.mark.parametrize("engine", [SGLANG, VLLM], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("task", ["generate", "embed", "rerank", "classify", "transcribe", "pool"])
+@pytest.mark.parametrize("version", [None, "0.4.6.post5", "0.5.23", "0.8.5", "0.33.0"])
+def test_every_task_has_its_request_first_and_the_others_behind_it(engine, task, version):
+    request = engine.ready(launch_of(task=task, version=version))
+    assert request.task == task
+    others = [other.task for other in request.otherwise]
+    assert {task, *others} == {"generate", "embed", "rerank", "classify", "transcribe", "pool"}
+    assert not any(other.otherwise for other in request.otherwise)
+
+
+@pytest.mark.parametrize("engine", [SGLANG, VLLM], ids=lambda engine: engine.name)
+def test_a_server_without_tokenizer_gets_token_ids_and_must_return_some(engine):
+    request = engine.ready(launch_of(tokenizes=False))
+    body = json.loads(request.body)
+    assert (body.get("prompt") or body.get("input_ids")) == [1]
+    assert any("ids" in place for place in request.proof)
+    assert "Hello" not in "".join(other.body or "" for other in request.otherwise)
+
+
+@pytest.mark.parametrize("engine", [SGLANG, VLLM], ids=lambda engine: engine.name)
+def test_a_node_that_never_answers_is_asked_nothing(engine):
+    assert engine.ready(launch_of(answers=False)) is None
+
+
+@pytest.mark.parametrize(("version", "route"), [("0.5.23", "/get_model_info"), ("0.5.24", "/model_info")])
+def test_sglang_is_asked_whether_it_generates_before_it_is_asked_to(version, route):
+    assert SGLANG.ready(launch_of(version=version)).unless_false == (route, "is_generation")
+
+
+@pytest.mark.parametrize("table", [questions.SGLANG, questions.VLLM], ids=["sglang", "vllm"])
+def test_the_table_of_answers_is_well_formed(table):
+    for row in table:
+        assert row.source
+        assert all(version is None or version_key(version) for version in (row.since, row.until))
+        assert row.request.path.startswith("/")
+        assert row.request.body is None or isinstance(json.loads(row.request.body), dict)
+        assert row.request.body is None or not row.request.form
 
 
 def test_engines_are_pure():

@@ -13,8 +13,11 @@ from hangguard.facts import (
     Departed,
     Exit,
     Gpu,
+    GpuHolder,
+    Growth,
     Host,
     Limits,
+    LockFile,
     Log,
     Marker,
     Port,
@@ -64,6 +67,12 @@ class Member:
     """Its other Python threads."""
     native: tuple[str, ...] = ()
     """What its threads without Python wait in."""
+    state: str | None = None
+    """Its state whatever the story's states are: T, t, Z."""
+    cpu: float | None = None
+    """Its own CPU rate; ``None``: that of the story, if it works."""
+    name: str | None = None
+    """The kernel's name, where the title does not begin with it."""
 
 
 API = Member(100, "python -m engine.server", at=frames("poll poll.py", "wait_for_engine_startup"), works=False)
@@ -119,6 +128,8 @@ class Story:
     t: float = 1000.0
     every: float = 1.0
     gpus: bool = True
+    sees_writes: bool = False
+    """Whether the kernel tells how much each process writes."""
     samples: list[Sample] = field(default_factory=list)
     cpu: dict[int, float] = field(default_factory=dict)
     faults: float = 0.0
@@ -130,6 +141,14 @@ class Story:
     deaths: int = 0
     log_bytes: int = 0
     gpu_memory: int = 0
+    holders: tuple[GpuHolder, ...] = ()
+    """Whom NVML names on the GPU."""
+    sockets: float = 0.0
+    downloaded: float = 0.0
+    cached: float = 0.0
+    stalls: dict[str, float] = field(default_factory=dict)
+    """Cumulative seconds of the host by source: cpu, io, throttled."""
+    locks: tuple[LockFile, ...] = ()
     departed: tuple[Departed, ...] = ()
     exit: Exit | None = None
 
@@ -148,6 +167,13 @@ class Story:
         every_second: tuple[str, ...] = (),
         gpu_percent: float = 0.0,
         gpu_memory: int = 0,
+        watts: float | Unseen = 120.0,
+        sockets: float | None = None,
+        download: float | None = None,
+        cache: float = 0.0,
+        stalls: dict[str, float] | None = None,
+        frozen: bool = False,
+        quiet_until: float | None = None,
         answer: Reply | None = None,
         hide: tuple[str, ...] = (),
         **unseen: Unseen,
@@ -159,7 +185,13 @@ class Story:
         for n in range(round(seconds / self.every)):
             self.t += self.every
             for member in self.members:
-                self.cpu[member.pid] = self.cpu.get(member.pid, 0.0) + (cpu * self.every if member.works else 0.0)
+                rate = member.cpu if member.cpu is not None else cpu if member.works else 0.0
+                self.cpu[member.pid] = self.cpu.get(member.pid, 0.0) + rate * self.every
+            self.sockets += (sockets or 0.0) * self.every
+            self.downloaded += (download or 0.0) * self.every
+            self.cached += cache * self.every
+            for source, share in (stalls or {}).items():
+                self.stalls[source] = self.stalls.get(source, 0.0) + share * self.every
             self.faults += faults * self.every
             self.reads += reads * self.every
             self.writes += writes * self.every
@@ -170,18 +202,29 @@ class Story:
             self.log_bytes += sum(len(line) + 1 for line in new)
             sample = Sample(
                 t=self.t,
-                tree=self._tree(states, hide),
+                tree=self._tree(states, hide, sockets is not None),
                 log=Log(total_bytes=self.log_bytes, lines=new),
                 port=Port(port=8000, listener=None),
                 health=Reply(state="not-asked", since=self.t),
                 answer=answer or Reply(state="failed", since=self.t),
-                gpus=self._gpus(gpu_percent),
+                gpus=self._gpus(gpu_percent, watts),
+                locks=self.locks,
+                growth=Growth(
+                    download_bytes=None if download is None else round(self.downloaded),
+                    cache_bytes=round(self.cached),
+                    at=self.t,
+                ),
+                quiet_until=quiet_until,
                 host=Host(
                     memory_total_bytes=64 << 30,
                     memory_available_bytes=32 << 30,
                     shm_total_bytes=1 << 30,
                     shm_free_bytes=1 << 30,
                     oom_kills=0,
+                    cpu_stall_seconds=self.stalls.get("cpu", 0.0),
+                    io_stall_seconds=self.stalls.get("io", 0.0),
+                    throttled_seconds=self.stalls.get("throttled", 0.0),
+                    is_frozen=frozen,
                 ),
                 stacks=tuple(self._stack(member) for member in self.members),
                 exit=self.exit,
@@ -216,15 +259,20 @@ class Story:
             self.exit = Exit(code=exit_code, at=self.t)
         return self
 
-    def _tree(self, states: str, hide: tuple[str, ...]) -> Tree:
+    def stops(self, pid: int, state: str | None = "T") -> Story:
+        """Stop a member by a signal, or (``None``) let it go on."""
+        self.members = tuple(replace(m, state=state) if m.pid == pid else m for m in self.members)
+        return self
+
+    def _tree(self, states: str, hide: tuple[str, ...], with_sockets: bool) -> Tree:
         processes = tuple(
             Process(
                 pid=m.pid,
                 started=m.pid,
                 parent=m.parent,
                 title=m.title,
-                name=m.title[:15],
-                state=states[0] if m.works else "S",
+                name=m.name or m.title[:15],
+                state=m.state or (states[0] if m.works else "S"),
                 threads=m.threads,
                 cpu_seconds=self.cpu.get(m.pid, 0.0),
                 reaped_cpu_seconds=0.0,
@@ -232,6 +280,8 @@ class Story:
                 major_faults=0,
                 rss_bytes=self.rss,
                 read_chars=None if "bytes" in hide else 0,
+                written_chars=0 if self.sees_writes else None,
+                socket_bytes=round(self.sockets) if with_sockets and m.works else None,
                 thread_states=None if "thread_states" in hide else states if m.works else "S",
             )
             for m in self.members
@@ -248,8 +298,9 @@ class Story:
             disk_read_bytes=round(self.disk),
         )
 
-    def _gpus(self, percent: float) -> tuple[Gpu, ...]:
-        return (gpu(percent=percent, used=self.gpu_memory),) if self.gpus else ()
+    def _gpus(self, percent: float, watts: float | Unseen) -> tuple[Gpu, ...]:
+        made = gpu(percent=percent, used=self.gpu_memory, watts=watts, holders=self.holders)
+        return (made,) if self.gpus else ()
 
     @staticmethod
     def _stack(member: Member) -> Stack:
@@ -269,26 +320,34 @@ class Story:
         )
 
 
-def gpu(*, percent: float | Unseen = 0.0, used: int | Unseen = 0) -> Gpu:
+def gpu(
+    *,
+    percent: float | Unseen = 0.0,
+    used: int | Unseen = 0,
+    watts: float | Unseen = 120.0,
+    holders: tuple[GpuHolder, ...] | Unseen = (),
+    index: int = 0,
+) -> Gpu:
     return Gpu(
-        index=0,
-        uuid="GPU-0",
+        index=index,
+        uuid=f"GPU-{index}",
         name="H200",
         memory_used_bytes=used,
         memory_total_bytes=140 << 30,
         utilization_percent=percent,
-        power_watts=120.0,
-        holders=(),
+        power_watts=watts,
+        holders=holders,
     )
 
 
 def watch(samples: Iterable[Sample], by: Rules | None = None) -> list[Memory]:
-    """Step through the samples as supervision does, and return every memory."""
+    """Step through the samples as supervision does (dear sources only when asked for), and return every memory."""
     memory, memories = start(by or rules()), []
     for sample in samples:
         ask = next_ask(memory)
-        stacks = sample.stacks if ask.stacks else NOT_ASKED
-        memory = step(memory, replace(sample, stacks=stacks))
+        asked = {"stacks": ask.stacks, "growth": ask.growth, "locks": ask.locks}
+        left_out = {name: NOT_ASKED for name, wanted in asked.items() if not wanted}
+        memory = step(memory, replace(sample, **left_out))
         memories.append(memory)
     return memories
 

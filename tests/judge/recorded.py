@@ -18,7 +18,21 @@ from typing import Any
 from hangguard.engines.common import markers_for
 from hangguard.engines.sglang import SGLANG
 from hangguard.engines.vllm import VLLM
-from hangguard.facts import Gpu, Host, Log, Port, Process, Reply, Sample, Stack, StackFrame, ThreadStack, Tree, Unseen
+from hangguard.facts import (
+    Gpu,
+    GpuHolder,
+    Host,
+    Log,
+    Port,
+    Process,
+    Reply,
+    Sample,
+    Stack,
+    StackFrame,
+    ThreadStack,
+    Tree,
+    Unseen,
+)
 from hangguard.judge import Rules
 
 DATA = Path(__file__).parent / "data"
@@ -55,8 +69,20 @@ def rules_of(name: str) -> Rules:
     )
 
 
-def timeline(name: str, *, channel: str = "futex_do_wait", stacks: bool = True, shift: float = 0.0) -> list[Sample]:
-    """The samples of one recording; the answer is there from the mark ``ready`` on."""
+LOCK = (StackFrame(function="acquire", file="lock.py", line=1),)
+NCCL = (StackFrame(function="_new_process_group_helper", file="torch/distributed/distributed_c10d.py", line=1),)
+SYNC = (StackFrame(function="synchronize", file="torch/cuda/__init__.py", line=1),)
+
+
+def timeline(
+    name: str,
+    *,
+    channel: str = "futex_do_wait",
+    stacks: bool = True,
+    shift: float = 0.0,
+    at: tuple[StackFrame, ...] = LOCK,
+) -> list[Sample]:
+    """The samples of one recording, all members standing ``at`` one place; the answer is there from ``ready`` on."""
     ready_at = mark(name, "ready")
     read = _of_trace if name.startswith("trace-") else _of_recording
     samples = []
@@ -68,15 +94,14 @@ def timeline(name: str, *, channel: str = "futex_do_wait", stacks: bool = True, 
                 sample,
                 t=t,
                 answer=Reply(state="good" if answered else "failed", since=t),
-                stacks=agreeing(sample.tree, channel) if stacks else Unseen("py-spy is not installed"),
+                stacks=agreeing(sample.tree, channel, at) if stacks else Unseen("py-spy is not installed"),
             )
         )
     return samples
 
 
-def agreeing(tree: Tree, channel: str) -> tuple[Stack, ...]:
+def agreeing(tree: Tree, channel: str, at: tuple[StackFrame, ...] = LOCK) -> tuple[Stack, ...]:
     """The worst case: everybody stands still, in a wait that nothing outside can end."""
-    at = (StackFrame(function="acquire", file="lock.py", line=1),)
     return tuple(
         Stack(
             pid=p.pid,
@@ -186,7 +211,7 @@ def _gpus(gpu: dict[str, Any], percent: float, milliwatts: float) -> tuple[Gpu, 
             memory_total_bytes=143_771 * MIB,
             utilization_percent=percent,
             power_watts=milliwatts / 1000,
-            holders=(),
+            holders=tuple(GpuHolder(pid=pid, used_bytes=mib * MIB) for pid, mib in gpu.get("procs", ())),
         ),
     )
 

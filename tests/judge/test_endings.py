@@ -137,7 +137,7 @@ def ending_of(log: str, code, departed=()):
         ("vllm-0.32.0-cpu-load-segv", 1, [gone("VLLM::Worker", -11)], "crash", "SIGSEGV"),
         ("vllm-0.32.0-cpu-load-exit", 1, [gone("VLLM::Worker", 7)], "crash", "exit code 7"),
         ("vllm-0.32.0-cpu-load-raise", 1, [], "crash", "WorkerProc"),
-        ("vllm-0.32.0-cpu-tp2-rank-absent-timeout30", 1, [], "crash", "WorkerProc"),
+        ("vllm-0.32.0-cpu-tp2-rank-absent-timeout30", 1, [], "dist-timeout", "Wait timeout"),
         ("sglang-0.5.23-cpu-scheduler-sigkill", -3, [gone("sglang::scheduler", -9)], "crash", "sglang::scheduler"),
         ("sglang-0.5.23-cpu-tp2-refused", -9, [], "crash", "hit an exception"),
     ],
@@ -153,3 +153,86 @@ def test_the_reason_by_a_whole_log(log, code, departed, reason, said):
 def test_a_healthy_server_that_was_sent_away_has_not_crashed(log, code):
     # Those logs end with the shutdown, in which vLLM says "EngineDeadError".
     assert ending_of(log, code, [gone("VLLM::EngineCore", -15)]).reason == ("finished" if code == 0 else "signal")
+
+
+# ---------------------------------------------------------------------------------- told apart by evidence
+
+
+def why(code, lines=(), departed=(), *, by=VLLM, t=6.0, ready=False, **more):
+    told = told_by(tuple(lines), by, t)
+    defaults = {"root": ROOT, "oom_kills": 0, "was_ready": ready, "rules": by}
+    return reason_of(end(code), told, tuple(departed), **{**defaults, **more})
+
+
+@pytest.mark.parametrize(
+    ("own", "machine", "reason"),
+    [
+        pytest.param(1, 1, "oom-kill", id="its own control group counted it"),
+        pytest.param(1, 0, "oom-kill", id="the machine's counter was not needed"),
+        pytest.param(0, 5, "crash", id="the kills were somebody else's"),
+        pytest.param(None, 5, "oom-kill", id="its own was not seen"),
+    ],
+)
+def test_the_counter_of_its_own_control_group_decides(own, machine, reason):
+    killed = [gone("VLLM::EngineCore", -9)]
+    assert why(1, ENGINE_CORE_KILLED, killed, oom_kills=machine, cgroup_oom_kills=own).reason == reason
+
+
+def test_sglang_that_kills_itself_after_its_scheduler_was_killed_for_memory():
+    said = ("[2026-11-29 15:12:00] Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT",)
+    assert why(-9, said, by=SGLANG, cgroup_oom_kills=1).reason == "oom-kill"
+    assert why(-9, said, by=SGLANG, cgroup_oom_kills=0).reason == "crash"
+    assert (
+        why(-9, SGLANG_KILLED_ITSELF, [gone("sglang::scheduler", 1)], by=SGLANG, cgroup_oom_kills=0).reason == "crash"
+    )
+
+
+def test_its_own_kill_is_no_oom_kill_where_it_said_another_cause():
+    assert why(-9, GPU_OOM, by=SGLANG, cgroup_oom_kills=1, departed=[gone("sglang::scheduler", 1)]).reason == "gpu-oom"
+
+
+@pytest.mark.parametrize(
+    ("free", "reason", "said"),
+    [(0.0, "shm-full", "0.0% of /dev/shm"), (0.6, "crash", "cut short"), (None, "crash", "/dev/shm was full, or")],
+)
+def test_a_sigbus_is_put_down_to_what_was_seen(free, reason, said):
+    for ending in (why(1, (), [gone("VLLM::Worker", -7)], shm_free_share=free), why(-7, shm_free_share=free)):
+        assert ending.reason == reason
+        assert said in ending.why
+
+
+@pytest.mark.parametrize("code", [137, 143, 130, 129])
+def test_a_shell_in_front_passes_the_signal_on(code):
+    ending = why(code)
+    assert ending.reason == "signal"
+    assert "somebody else stopped it" in ending.why
+
+
+def test_a_shell_passes_an_oom_kill_and_a_fault_on_too():
+    assert why(137, cgroup_oom_kills=1).reason == "oom-kill"
+    assert why(139).reason == "crash"
+    assert why(2).reason == "crash"
+
+
+def test_a_kill_without_words_of_a_worker_says_that_nothing_was_counted():
+    assert "no kill by the OOM killer was counted" in why(0, (), [gone("VLLM::Worker", -9)], ready=True).why
+
+
+def test_what_follows_from_something_else_is_named_last():
+    timed_out = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."
+    assert why(1, (timed_out, *GPU_OOM)).reason == "gpu-oom"
+    assert why(1, (timed_out, *ENGINE_CORE_KILLED)).reason == "dist-timeout"
+
+
+def test_the_words_of_last_week_do_not_explain_the_end_of_a_ready_server():
+    old = told_by(GPU_OOM, VLLM, 6.0)
+    week = Exit(code=-15, at=600_000.0)
+    told = {"root": ROOT, "oom_kills": 0, "rules": VLLM}
+    assert reason_of(week, old, (), was_ready=True, **told).reason == "signal"
+    assert reason_of(Exit(code=1, at=60.0), old, (), was_ready=True, **told).reason == "gpu-oom"
+    assert reason_of(Exit(code=1, at=600.0), old, (), was_ready=False, **told).reason == "gpu-oom", "a start is slow"
+
+
+def test_a_broken_board_explains_a_crash_and_is_permanent():
+    ending = why(1, ENGINE_CORE_KILLED, [gone("VLLM::EngineCore", -6)], hardware="GPU 0: xid 79: off the bus")
+    assert (ending.reason, ending.permanent) == ("hardware", True)

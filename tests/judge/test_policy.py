@@ -222,3 +222,27 @@ def test_the_callers_permission(permission, names):
 
 def test_instrumentation_is_within_auto():
     assert permitted("auto", (fallback("verbose", "import", alters="nothing"),))
+
+
+@pytest.mark.parametrize("kind", ["download", "dist-timeout"])
+def test_a_hub_or_a_peer_that_was_late_is_tried_once_more(kind):
+    history = relaunched((attempt(exited(kind)),), exited(kind), ())
+    assert history[1].changes == ()
+    assert isinstance(next_move(history, (), GO), GiveUp)
+
+
+@pytest.mark.parametrize("verdict", [Stuck(phase="serving", kind="serving"), Broken(phase="serving", kind="survivors")])
+def test_a_server_that_hung_while_serving_is_restarted_at_once_unchanged_and_once(verdict):
+    move = next_move((attempt(verdict),), ALL, GO, retry_hangs=True)
+    assert (move.launch, move.fallback, move.after) == (LAUNCH, None, 0.0)
+    assert isinstance(next_move((attempt(verdict), attempt(verdict)), ALL, GO, retry_hangs=True), GiveUp)
+    assert isinstance(next_move((attempt(verdict),), ALL, GO), GiveUp)
+
+
+def test_no_flag_wakes_what_somebody_stopped():
+    move = next_move((attempt(Stuck(phase="graph-capture", kind="stopped")),), ALL, GO)
+    assert isinstance(move, GiveUp)
+
+
+def test_a_broken_board_ends_it_also_as_the_reason_of_an_exit():
+    assert next_move((attempt(exited("hardware", permanent=True)),), ALL, GO, retry_hangs=True).kind == "permanent"

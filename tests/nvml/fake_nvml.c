@@ -5,10 +5,13 @@
  *     uuid 0 GPU-…              name 0 Stand-in GPU
  *     memory 0 USED TOTAL       utilization 0 PERCENT      power 0 MILLIWATTS
  *     compute 0 PID:BYTES …     graphics 0 PID:BYTES …     (BYTES "-": not available)
- *     mig 0 MIG-… MIG-…
+ *     mig 0 MIG-… MIG-…         (the slice at index N is of GPU instance N + 1)
+ *     events 0 TYPES            ecc 0 UNCORRECTED          rows 0 CORRECTED UNCORRECTED PENDING FAILED
+ *     fabric 0 STATE STATUS HEALTH
+ *     event GPU TYPE DATA INSTANCE      one line an event, told once to every event set that was open by then
  *     hang FUNCTION [GPU]       fail FUNCTION CODE [GPU]
  * Every opening appends the caller's pid to STATE.opened. Built with -DOLD_DRIVER it lacks what drivers
- * before 510 lack. */
+ * before 510 lack, and events, remapped rows and the fabric as well. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +22,11 @@ typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2_t;
 typedef struct { unsigned gpu, memory; } utilization_t;
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, INVALID = 2, UNKNOWN = 999 };
+typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_t;
+typedef struct { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; } fabric_v2_t;
+typedef struct { int told; unsigned long long types[64]; } event_set_t;
+
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, UNKNOWN = 999 };
 enum { SLICE = 1000, LINE = 65536 };
 
 static FILE *state(void) {
@@ -206,3 +213,87 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **sli
     *slice = (void *)((size_t)handle + (size_t)SLICE * (index + 1));
     return SUCCESS;
 }
+
+int nvmlDeviceGetGpuInstanceId(void *slice, unsigned *id) {
+    BEGIN(gpu_of(slice));
+    *id = (unsigned)slice_of(slice) + 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *handle, int type, int counter, unsigned long long *count) {
+    char value[LINE];
+    BEGIN(gpu_of(handle));
+    if (type != 1 || counter != 0) return INVALID;  /* uncorrected, volatile */
+    if (!find("ecc", gpu_of(handle), value, sizeof value)) return NOT_SUPPORTED;
+    *count = strtoull(value, NULL, 10);
+    return SUCCESS;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    char value[LINE];
+    BEGIN(gpu_of(handle));
+    if (!find("rows", gpu_of(handle), value, sizeof value)) return NOT_SUPPORTED;
+    return sscanf(value, "%u %u %u %u", corrected, uncorrected, pending, failed) == 4 ? SUCCESS : UNKNOWN;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void *handle, fabric_v2_t *info) {
+    char value[LINE];
+    BEGIN(gpu_of(handle));
+    if (info->version != 0x02000024) return 25;
+    if (!find("fabric", gpu_of(handle), value, sizeof value)) return NOT_SUPPORTED;
+    return sscanf(value, "%u %u %u", &info->state, &info->status, &info->health) == 3 ? SUCCESS : UNKNOWN;
+}
+
+/* Find the event after the first `told`; return how many there are up to it, 0: no more. */
+static int next_event(int told, event_t *event, int *gpu) {
+    char line[LINE];
+    FILE *file = state();
+    int seen = 0, found = 0;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "event %d %llu %llu %u", gpu, &event->type, &event->data, &event->gpu_instance) == 4)
+            found = ++seen > told;
+    }
+    if (file) fclose(file);
+    event->device = (void *)(size_t)(*gpu + 1);
+    event->compute_instance = ~0U;
+    return found ? seen : 0;
+}
+
+int nvmlEventSetCreate(event_set_t **set) {
+    event_t event;
+    int gpu = 0;
+    BEGIN(-1);
+    *set = calloc(1, sizeof **set);
+    while (next_event((*set)->told, &event, &gpu)) (*set)->told++;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(void *handle, unsigned long long *types) {
+    char value[LINE];
+    BEGIN(gpu_of(handle));
+    if (!find("events", gpu_of(handle), value, sizeof value)) return NOT_SUPPORTED;
+    *types = strtoull(value, NULL, 10);
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, event_set_t *set) {
+    BEGIN(gpu_of(handle));
+    set->types[gpu_of(handle)] = types;
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(event_set_t *set, event_t *event, unsigned milliseconds) {
+    int gpu = 0, upto;
+    unsigned waited;
+    for (waited = 0; ; waited += 10) {
+        BEGIN(-1);
+        while ((upto = next_event(set->told, event, &gpu))) {
+            set->told = upto;
+            if (set->types[gpu] & event->type) return SUCCESS;
+        }
+        if (waited >= milliseconds) return TIMEOUT;
+        usleep(10000);
+    }
+}
+#endif

@@ -17,6 +17,8 @@ from hangguard.observe.gpus import MOST_READERS, READER, GpuProbe
 from standin import MIB
 
 pytestmark = pytest.mark.anyio
+NOBODY = 1 << 22
+"""A pid that the kernel never gives (PID_MAX_LIMIT)."""
 SUPERVISOR = Path(__file__).parent / "programs" / "gpus_supervisor.py"
 
 
@@ -52,9 +54,10 @@ def wait_until(condition, within=10.0):
 
 async def test_gpus_are_what_the_driver_says(gpus):
     gpus.set(0, utilization=37, memory_used=76_017 * MIB, memory_total=97_887 * MIB, power=88_500)
-    gpus.set(0, compute={1234: 70_000 * MIB, 77: None}, graphics={99: 5 * MIB}, name="NVIDIA RTX PRO 6000")
+    gpus.set(0, compute={NOBODY + 2: 70_000 * MIB, NOBODY: None}, graphics={NOBODY + 1: 5 * MIB})
+    gpus.set(0, name="NVIDIA RTX PRO 6000")
     async with probing() as probe:
-        seen = await probe.look(Ask())
+        seen = await look_until_faults_are_seen(probe)
         assert seen[0] == Gpu(
             index=0,
             uuid=gpus.uuid(0),
@@ -64,10 +67,11 @@ async def test_gpus_are_what_the_driver_says(gpus):
             utilization_percent=37.0,
             power_watts=88.5,
             holders=(
-                GpuHolder(pid=77, used_bytes=None),
-                GpuHolder(pid=99, used_bytes=5 * MIB),
-                GpuHolder(pid=1234, used_bytes=70_000 * MIB),
+                GpuHolder(pid=NOBODY, used_bytes=None, known=False),
+                GpuHolder(pid=NOBODY + 1, used_bytes=5 * MIB, known=False),
+                GpuHolder(pid=NOBODY + 2, used_bytes=70_000 * MIB, known=False),
             ),
+            faults=(),
         )
         assert [gpu.index for gpu in seen] == [0, 1, 2, 3]
         assert seen[3].holders == ()
@@ -137,6 +141,14 @@ async def look_until_seen(probe):
         while isinstance(seen := await probe.look(Ask()), Unseen):
             assert "not asked again" not in seen.reason
         return seen
+
+
+async def look_until_faults_are_seen(probe):
+    """Faults are read beside the figures, and come a moment after them."""
+    with anyio.fail_after(20):
+        while any(isinstance(gpu.faults, Unseen) for gpu in await look_until_seen(probe)):
+            await anyio.sleep(0.01)
+        return await probe.look(Ask())
 
 
 async def test_the_look_after_a_hang_sees_again(gpus):
@@ -244,7 +256,7 @@ async def test_a_reader_that_cannot_work_says_why(argv, reason):
 async def test_a_failing_call_makes_its_field_unseen_and_no_other(gpus, function, field):
     gpus.fail("nvmlDeviceGetMemoryInfo_v2", 25)  # alone harmless: the older call is asked
     async with probing() as probe:
-        assert not unseen_fields((await probe.look(Ask()))[1])
+        assert not unseen_fields((await look_until_faults_are_seen(probe))[1])
         gpus.fail(function, 4, gpu=1)
         seen = await probe.look(Ask())
         fields = {field, "memory_total_bytes"} if field == "memory_used_bytes" else {field}
@@ -257,7 +269,7 @@ async def test_figures_that_a_board_does_not_have_are_unseen(gpus):
     gpus.set(0, memory_used=None, power=None)
     gpus.fail("nvmlDeviceGetGraphicsRunningProcesses_v3", 3)  # no graphics: nobody uses it for that
     async with probing() as probe:
-        seen = (await probe.look(Ask()))[0]
+        seen = (await look_until_faults_are_seen(probe))[0]
         assert set(unseen_fields(seen)) == {"memory_used_bytes", "memory_total_bytes", "power_watts"}
         assert seen.holders == ()
 
@@ -278,7 +290,7 @@ async def test_an_old_driver_is_unseen_where_it_is_too_old(use_gpus, old_standin
     gpus = use_gpus(old_standin_library, 1)
     gpus.set(0, memory_used=5 * MIB, compute={1: MIB})
     async with probing() as probe:
-        (seen,) = await probe.look(Ask())
+        (seen,) = await look_until_faults_are_seen(probe)
         assert seen.memory_used_bytes == 5 * MIB
         assert set(unseen_fields(seen)) == {"holders"}
         assert "does not match the NVML lib version" in seen.holders.reason
@@ -326,7 +338,7 @@ async def test_visible_devices_choose_the_gpus(gpus):
 )
 def test_visible_devices_are_read_as_torch_reads_them(wanted, indices):
     env = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
-    seen = choose_visible([board(0, "aa"), board(1, "bb"), board(2, "cc", mig=["MIG-s1", "MIG-s2"])], env)
+    seen = choose_visible([board(0, "aa"), board(1, "bb"), board(2, "cc", mig=[["MIG-s1", 1], ["MIG-s2", 2]])], env)
     assert [gpu.index for gpu in seen] == indices
 
 
@@ -417,6 +429,7 @@ def board(index, uuid, *, name="board", mig=()):
         "milliwatts": 0,
         "holders": [],
         "mig": mig if isinstance(mig, dict) else list(mig),
+        "faults": [],
     }
 
 

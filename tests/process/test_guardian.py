@@ -483,10 +483,10 @@ async def test_the_server_inherits_no_ignored_or_blocked_signal(serve):
 
 
 @pytest.mark.parametrize("pristine", [False, True])
-async def test_the_core_limit_is_zero_unless_pristine(serve, pristine):
+async def test_no_core_is_left_unless_pristine(serve, pristine):
     async with serve(argv=["/bin/sleep", "100"], pristine=pristine) as server:
         soft = psutil.Process(server.pid).rlimit(psutil.RLIMIT_CORE)[0]
-        assert soft == (psutil.Process().rlimit(psutil.RLIMIT_CORE)[0] if pristine else 0)
+        assert soft == (psutil.Process().rlimit(psutil.RLIMIT_CORE)[0] if pristine else 1)
 
 
 async def test_the_server_gets_exactly_its_environment_and_the_guardian_shows_none_of_it(serve, tmp_path):

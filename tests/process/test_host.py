@@ -50,6 +50,32 @@ async def test_an_old_kernel_says_why(tmp_path):
     assert "older than 4.13" in seen.oom_kills.reason
 
 
+async def test_pressure_is_that_of_the_kernel_and_only_rises():
+    first = await look()
+    totals = {
+        name: [float(line.split("total=")[1]) / 1e6 for line in Path(f"/proc/pressure/{name}").read_text().splitlines()]
+        for name in ("cpu", "io")
+    }
+    then = await look()
+    assert first.cpu_stall_seconds <= totals["cpu"][0] <= then.cpu_stall_seconds
+    assert first.io_stall_seconds <= totals["io"][1] <= then.io_stall_seconds
+
+
+async def test_pressure_missing_says_why(tmp_path):
+    seen = await look(pressure=str(tmp_path))
+    assert seen.cpu_stall_seconds == Unseen(
+        f"{tmp_path}/cpu: no such file; the kernel is older than 4.20 or made without CONFIG_PSI"
+    )
+    (tmp_path / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=7000000\n")
+    (tmp_path / "io").mkdir()
+    seen = await look(pressure=str(tmp_path))
+    assert seen.cpu_stall_seconds == 7.0
+    assert seen.io_stall_seconds == Unseen(f"{tmp_path}/io: Is a directory")
+    (tmp_path / "io").rmdir()
+    (tmp_path / "io").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n")
+    assert (await look(pressure=str(tmp_path))).io_stall_seconds == Unseen(f"{tmp_path}/io has no line full")
+
+
 async def test_without_proc_the_whole_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert await look() == Unseen(f"{tmp_path}/meminfo: No such file or directory")

@@ -1,9 +1,11 @@
 """What real threads sleep in: told apart where the kernel's function alone does not."""
 
+import os
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from seen import until, until_sync
@@ -82,3 +84,40 @@ async def test_a_look_that_hangs_leaves_the_member_unseen_and_ends_in_time(monke
         (stack,) = await stacks.take_stacks((member(pid),), within=0.5)
         assert "did not answer" in stack.threads.reason
     over.set()
+
+
+def test_of_another_users_process_nothing_is_made_up():
+    """The kernel shows a stranger's wait as "0", which would mean that it runs."""
+    code = (
+        "import anyio, os, sys, functools\n"
+        "from hangguard.facts import Unseen\n"
+        "from hangguard.observe import stacks, memory_stacks\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from test_stacks import member\n"
+        "it = member(int(sys.argv[1]))\n"
+        "look = functools.partial(stacks.take_stacks, (it,), within=5.0, reader=memory_stacks.read_directly)\n"
+        "anyio.run(look)\n"  # so that all is imported: nobody may perhaps not read it
+        "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "(stack,) = anyio.run(look)\n"
+        "print(stack.wait_channel.reason, stack.other_channels, repr(stack.system_call), stack.is_python, sep='|')\n"
+        "print(stack.threads.reason)\n"
+    )
+    with program(HEAD + "lock.acquire()") as pid:
+        target = pid if os.getuid() == 0 else 1
+        argv = [sys.executable, "-c", code, str(target), str(Path(__file__).parent)]
+        told, why = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told == "not permitted|()|''|True"
+    assert "this program: its memory may not be read: another user's" in why
+
+
+def test_the_system_call_of_each_thread_is_named():
+    with program(BESIDE.format("lambda: os.read(os.pipe()[0], 1)")) as pid:
+
+        def named():
+            calls = _waits.system_calls(pid)
+            return calls if len(calls) == 2 else None
+
+        calls = until_sync(named)
+        until_sync(lambda: sorted(_waits.system_calls(pid).values()) == ["futex", "read"])
+        assert _waits.system_calls(pid)[pid] == "futex"
+        assert set(calls) == set(map(int, os.listdir(f"/proc/{pid}/task")))

@@ -1,9 +1,12 @@
 """The real SGLang server on the CPU, deadlocked where CUDA graphs are captured, and its cure."""
 
+import time
+
 import httpx
 from real_engines import sglang_command, sglang_environment
 
 from hangguard import Limits, supervise
+from hangguard.facts import Serving
 
 
 def test_a_deadlock_at_graph_capture_is_found_and_cured_by_the_ladder(sglang_env, tiny_gpt2, tmp_path):
@@ -31,6 +34,18 @@ def test_a_deadlock_at_graph_capture_is_found_and_cured_by_the_ladder(sglang_env
     assert stuck.release.answer == "released"
 
 
+def until_counted(server, tokens):
+    """What the server counts once it has so many tokens and no request any more."""
+    end = time.monotonic() + 60
+    while True:
+        seen = server.sample()
+        serving = seen.serving if seen is not None else None
+        if isinstance(serving, Serving) and not serving.running and (serving.generated_tokens or 0) >= tokens:
+            return serving
+        assert time.monotonic() < end, serving
+        time.sleep(0.2)
+
+
 def test_a_healthy_start_is_never_called_stuck(sglang_env, tiny_gpt2, tmp_path):
     """A plain start: moving until ready; then a busy scheduler that polls is still just ready."""
     told = []
@@ -42,4 +57,14 @@ def test_a_healthy_start_is_never_called_stuck(sglang_env, tiny_gpt2, tmp_path):
         hooks=[lambda event: told.append(event.as_json())],
     ) as server:
         assert server.changes == ()
+        before = until_counted(server, 0)
+        httpx.post(
+            f"{server.url}/v1/completions",
+            json={"model": "tiny", "prompt": "hello", "max_tokens": 8, "ignore_eos": True},
+            timeout=60,
+            trust_env=False,
+        )
+        after = until_counted(server, (before.generated_tokens or 0) + 7)  # the first comes out of the prefill
+        assert (after.running, after.waiting) == (0, 0)
+        assert after.prompt_tokens > (before.prompt_tokens or 0)  # no line before the first prefill
     assert {event["verdict"] for event in told if event["event"] == "verdict"} <= {"moving", "ready"}

@@ -1,5 +1,7 @@
 """The story under a clock of its own: hours, in milliseconds. Nothing is started, everything else is real."""
 
+from dataclasses import replace
+
 import anyio
 import pytest
 import tenacity
@@ -166,8 +168,16 @@ def test_the_deadline_bounds_the_looking_and_not_the_stopping():
     assert 190.0 <= played.ended_at <= 195.0
 
 
-def test_what_is_busy_without_a_product_has_the_budget_of_unclear():
-    played = play([Script(look=spins)], limits=Limits(unclear=300.0))
+def test_what_is_busy_in_one_place_is_a_hang_after_the_long_budget():
+    played = play([Script(look=spins)])
+    (attempt,) = played.error.history
+    assert (attempt.verdict.verdict, attempt.verdict.kind) == ("stuck", "hot")
+    assert 120.0 <= played.ended_at <= 135.0
+
+
+def test_what_is_busy_without_a_product_and_without_stacks_has_the_budget_of_unclear():
+    unseen = Script(look=lambda age: replace(spins(age), stacks=Unseen("py-spy is not installed")))
+    played = play([unseen], limits=Limits(unclear=300.0))
     assert isinstance(played.error, GaveUp)
     verdict = played.error.history[0].verdict
     assert (verdict.verdict, verdict.kind) == ("expired", "unclear")

@@ -25,6 +25,7 @@ from hangguard.errors import (
 )
 from hangguard.facts import Exit, Survivor, Unseen
 from hangguard.observe.lane import Lane
+from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
 Identity: TypeAlias = tuple[int, int]
 
@@ -51,6 +52,19 @@ class StopProgress:
 
     step: str
     left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """What a member was asked to say before its end."""
+
+    pid: int
+    started: int
+    begins: int | None
+    """Where in the log, in bytes, its words begin; ``None``: it was not asked."""
+    ends: int = 0
+    """Where they end at the latest."""
+    why_not: str = ""
 
 
 @asynccontextmanager
@@ -155,6 +169,9 @@ class Guarded:
         self._lost = anyio.Event()
         self._answered: anyio.Event | None = None
         self._answer: dict[str, Any] = {}
+        self._questions: dict[int, anyio.Event] = {}
+        self._replies: dict[int, dict[str, Any]] = {}
+        self._asked = 0
         self._is_read = False
         self._hurried = False
         self._on_progress: Callable[[StopProgress], None] | None = None
@@ -194,6 +211,47 @@ class Guarded:
         if ending is not None:
             ending.hurry()
         self._link.ring()
+
+    async def read_stacks(self, member: Identity, *, within: float) -> PythonThreads:
+        """Return the Python stacks of one member, read by the guardian: the ancestor of all, which Yama lets read.
+
+        Without a guardian that answers, this process reads; as the guardian's parent it is an ancestor too.
+        """
+        self._check_owner()
+        reply = await self._ask("stacks", within=0.7 * within, pid=member[0], started=member[1])
+        if reply is not None:
+            return understand(reply, by="the guardian")
+        return await read_directly(member, within=0.3 * within)
+
+    async def last_words(self, members: Iterable[Identity], *, within: float) -> tuple[LastWords, ...]:
+        """Have members say where they stand and end: SIGABRT, which Python's faulthandler answers with all stacks.
+
+        The last act before a kill. The guardian asks nobody who is no member, would leave a core, or was not
+        launched with ``PYTHONFAULTHANDLER``; and nobody at all under ``pristine``, without a log, or once a stop has
+        begun. In the order in which they were asked; empty when the guardian does not answer.
+        """
+        self._check_owner()
+        reply = await self._ask("last-words", within=within, members=sorted(members))
+        heard = [] if reply is None else [dict(one) for one in reply.get("heard", ())]
+        ends = 0 if reply is None else int(reply.get("log_ends", 0))
+        words = []
+        for one in reversed(heard):
+            words.append(LastWords(**one, ends=ends))
+            ends = ends if one["begins"] is None else one["begins"]
+        return tuple(reversed(words))
+
+    async def _ask(self, do: str, *, within: float, **fields: object) -> dict[str, Any] | None:
+        if not self.guardian_alive or not self._is_read:
+            return None
+        self._asked = number = self._asked + 1
+        self._questions[number] = anyio.Event()
+        try:
+            with anyio.move_on_after(within):
+                self._link.post({"do": do, "id": number, "within": within, **fields})
+                await self._questions[number].wait()
+        finally:
+            del self._questions[number]
+        return self._replies.pop(number, None)
 
     async def stop(
         self,
@@ -271,6 +329,8 @@ class Guarded:
     def _wake_stop(self) -> None:
         if self._answered is not None:
             self._answered.set()
+        for asked in self._questions.values():
+            asked.set()
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         said = message.get("say")
@@ -278,6 +338,10 @@ class Guarded:
             self._note_exit(message["code"])
         elif said == "reaped" and self.on_reaped is not None:
             self.on_reaped((message["pid"], message["started"]), message["code"])
+        elif said in {"stacks", "last-words"}:
+            if message["id"] in self._questions:
+                self._replies[message["id"]] = dict(message)
+                self._questions[message["id"]].set()
         elif said == "progress":
             self._tell(StopProgress(step=message["step"], left=message["left"]))
         elif said == "stopped":

@@ -58,6 +58,58 @@ def run(command: tuple[str, ...], **options: object) -> int:
 
 
 @cli.command()
+@click.argument("target", required=False, metavar="[PID|URL]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--issue", type=click.Choice(["sglang", "vllm"]), help="Print the form that this issue tracker asks for.")
+@click.option("--share", is_flag=True, help="Take hosts, users, paths, addresses, models and prompts out.")
+@click.option("--log", metavar="FILE", help="Its output, where that does not go to a file of its own.")
+@click.option("--url", metavar="URL", help="Where it answers, for a pid whose command line does not tell.")
+@click.option("--engine", metavar="NAME", help="sglang, vllm or generic; read from its command if not given.")
+@click.option("--canary", is_flag=True, help="Ask it for a few tokens too; with --within 40 a proof while it serves.")
+@click.option("--within", type=SECONDS, default=13.5, show_default=True, help="Seconds for all of it.")
+def diagnose(**options: object) -> int:
+    """Look once at a server that runs already: does it hang, where, and what to do next.
+
+    Nothing of it is touched: no signal, no stop, no file. Without PID or URL the server of this machine is looked
+    at; where there are several, they are listed.
+
+    Exit codes: 0 it moves or is ready; 20 it hangs or is broken; 21 neither could be proved; 22 there is no such
+    server, or several and none was named; 14 it ended meanwhile; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.diagnose import DiagnoseOptions, run_diagnose  # noqa: PLC0415 - others need not load it
+
+    return run_diagnose(DiagnoseOptions(**options))  # type: ignore[arg-type]
+
+
+@cli.command()
+@click.argument("target", required=False, metavar="[PID|URL]")
+@click.option("--match", metavar="TEXT", help="A part of the command line of exactly one process tree; only reports.")
+@click.option("--started", type=click.IntRange(min=0), metavar="TICKS", help="The start time of PID in clock ticks.")
+@click.option("--url", metavar="URL", help="Where it answers, for a pid whose command line does not tell.")
+@click.option("--engine", metavar="NAME", help="sglang, vllm or generic; read from its command if not given.")
+@click.option("--log", metavar="FILE", help="Its output, where that does not go to a file of its own.")
+@click.option(
+    "--on-hang",
+    type=click.Choice(["report", "act"]),
+    default="report",
+    show_default=True,
+    help="report: tell, touch nothing; act: keep the evidence and stop it, which needs PID and --started.",
+)
+@click.option("--run-dir", metavar="PATH", help="Where the evidence of an act is kept.  [default: the state folder]")
+@click.option("--events", metavar="FILE", help="Write one JSON object a line to FILE; - is standard output.")
+@click.option("--quiet", is_flag=True, help="Print only the last line.")
+def attach(**options: object) -> int:
+    """Watch a server that somebody else started, until it ends. Ctrl-C stops watching and leaves it alone.
+
+    Exit codes: 0 asked to stop watching; 14 the server ended; 20 it hung and was stopped; 12 something of it
+    cannot be ended; 22 there is no such server, or not exactly one; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.attach import AttachOptions, run_attach  # noqa: PLC0415 - others need not load it
+
+    return run_attach(AttachOptions(**options))  # type: ignore[arg-type]
+
+
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def demo(*, as_json: bool) -> int:
     """The story in under a minute, without GPU or model: a small server that really deadlocks comes up anyway."""

@@ -13,11 +13,14 @@ from hangguard.errors import (
     Refused,
     ServerLost,
 )
-from hangguard.facts import Attempt, Exited
+from hangguard.facts import Attempt, Broken, Exited, Expired, Moving, Ready, Stuck, Verdict
 
 ASKED, INTERNAL, USAGE = 0, 1, 2
 USED_UP, PERMANENT, LEFT, REFUSED, LOST, TOO_LATE = 10, 11, 12, 13, 14, 124
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
+HANGS, UNPROVED, NO_SERVER = 20, 21, 22
+"""Of ``hangguard diagnose``: it hangs or is broken; that could neither be proved nor ruled out; there is none, or
+several of which none was chosen. 0: it moves, or is ready."""
 
 SIGNAL_BASE = 128
 """As shells do: a server that ended by signal N gives 128 + N."""
@@ -39,6 +42,19 @@ def exit_code_of(failure: BaseException | None, last: Attempt | None, *, pass_th
             return REFUSED
         case _:
             return _after_launch(failure, last, pass_through=pass_through)
+
+
+def exit_code_of_look(verdict: Verdict) -> int:
+    """Return the exit code for what one look came to."""
+    match verdict:
+        case Moving() | Ready():
+            return ASKED
+        case Stuck() | Broken() | Expired():
+            return HANGS
+        case Exited():
+            return LOST
+        case _:
+            return UNPROVED
 
 
 def _after_launch(failure: BaseException | None, last: Attempt | None, *, pass_through: bool) -> int:

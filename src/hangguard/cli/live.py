@@ -220,6 +220,8 @@ def _line_for(event: happened.Event) -> tuple[str, str]:
     match event:
         case happened.Launched():
             return f"attempt {event.attempt}: launched, pid {event.pid}", "bold"
+        case happened.Attached():
+            return f"watching {f'pid {event.pid}' if event.pid else 'its answers'} {event.title[:120]}".rstrip(), "bold"
         case happened.PhaseChanged(phase="serving"):
             return "", ""  # it says READY in a moment
         case happened.PhaseChanged():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hangguard.changes import env_prefix, has_flag, with_flag
+from hangguard.changes import has_flag, with_flag, words_of
 from hangguard.engines.base import Engine
-from hangguard.facts import Launch, Marker, Symptom
+from hangguard.facts import Launch, Marker
+from hangguard.wrappers import base_name, unwrap
 
 # PEP 440 as far as engines use it: 0.5.8.post1, 0.33.0rc1, 0.32.0+cpu, 0.11.1.dev3+gabc.
 _VERSION = re.compile(
@@ -82,7 +83,7 @@ def without_custom_all_reduce(launch: Launch, *, recognised: bool) -> Launch | N
     """Add ``--disable-custom-all-reduce``, which both engines spell alike in all releases read."""
     option = "--disable-custom-all-reduce"
     one_rank = launch.ranks <= 1 and launch.nodes <= 1
-    if not recognised or one_rank or is_given(launch.argv, option) or not accepts(launch, option):
+    if not recognised or one_rank or is_given(words_of(launch), option) or not accepts(launch, option):
         return None
     return with_flag(launch, option, replacing=("--no-disable-custom-all-reduce",))
 
@@ -103,7 +104,7 @@ def after_python_module(argv: Sequence[str], modules: Sequence[str]) -> int | No
 
 def after_console_script(argv: Sequence[str], script: str, command: str) -> int | None:
     """Return the index after ``SCRIPT COMMAND``, by path or not, also as ``python /bin/SCRIPT COMMAND``."""
-    start = env_prefix(argv)
+    start = unwrap(argv).start
     index: int | None = start
     if start < len(argv) and PYTHON.fullmatch(base_name(argv[start])):
         index = _after_interpreter_flags(argv)
@@ -113,14 +114,9 @@ def after_console_script(argv: Sequence[str], script: str, command: str) -> int 
     return index + 2 if found else None
 
 
-def base_name(word: str) -> str:
-    """Return the last part of a path."""
-    return word.rsplit("/", 1)[-1]
-
-
 def _after_interpreter_flags(argv: Sequence[str]) -> int | None:
     """Return the index of the first word after ``python`` and its flags that is ``-m`` or no flag."""
-    index = env_prefix(argv)
+    index = unwrap(argv).start
     if index >= len(argv) or not PYTHON.fullmatch(base_name(argv[index])):
         return None
     index += 1
@@ -147,48 +143,3 @@ def functions(*names: str) -> str:
 ACCESS_LINE = r'INFO:\s+(?:\S+ )?- "[A-Z]+ \S* ?HTTP/[\d.]+" \d{3}'
 
 TRACKER = r"multiprocessing[. ]+resource_tracker|resource_tracker import main"
-
-BAD_FLAG = (
-    # argparse, exit code 2: "vllm serve: error: unrecognized arguments: --x", "error: argument --x: invalid …"
-    Symptom(
-        pattern=r"\berror: (?:unrecognized arguments|argument |ambiguous option|the following arguments are required)",
-        reason="bad-flag",
-        permanent=True,
-    ),
-)
-
-RESOURCES = (
-    Symptom(pattern=r"(?i:address already in use)|\[Errno 98\]", reason="port"),
-    Symptom(
-        # torch's own words, the runtime's, and cuBLAS' when its workspace does not fit
-        pattern=r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED",
-        reason="gpu-oom",
-    ),
-    Symptom(
-        # SIGBUS is how a full tmpfs shows: a page cannot be had when it is first written.
-        pattern=r"\bSIGBUS\b|(?i:\bbus error\b)|exit ?code:? -7\b|insufficient shared memory"
-        r"|(?:/dev/shm|psm_|torch_\d|nccl-).*No space left on device"
-        r"|No space left on device.*(?:/dev/shm|/psm_|/torch_|/nccl-|/sem\.)",
-        reason="shm-full",
-    ),
-    Symptom(pattern=r"No space left on device|\[Errno 28\]", reason="disk-full"),
-    Symptom(
-        pattern=r"^MemoryError\b|DefaultCPUAllocator: can't allocate memory|\[Errno 12\] Cannot allocate memory",
-        reason="host-memory",
-    ),
-)
-
-MISSING_MODEL = (
-    # transformers and huggingface_hub, the same words since 2023
-    Symptom(
-        pattern=r"does not appear to have a file named"
-        r"|is not a local folder and is not a valid model identifier"
-        r"|Repo id must (?:be|use)"
-        r"|RepositoryNotFoundError|Repository Not Found for url"
-        r"|GatedRepoError|trying to access a gated repo"
-        r"|FileNotFoundError: .*(?:config\.json|\.safetensors|tokenizer(?:_config)?\.json|tokenizer\.model)",
-        reason="missing-model",
-        permanent=True,
-    ),
-)

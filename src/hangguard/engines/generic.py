@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangguard.engines import common
+from hangguard.engines import common, symptoms
 from hangguard.engines.base import Engine
 from hangguard.facts import Request
 
@@ -16,7 +16,7 @@ GENERIC = Engine(
     name="generic",
     recognise=recognise,
     noise=(common.ACCESS_LINE,),
-    symptoms=(*common.BAD_FLAG, *common.MISSING_MODEL, *common.RESOURCES),
+    symptoms=symptoms.SHARED,
     front_end=(common.TRACKER,),
     ready=lambda _launch: Request(method="GET", path=""),  # the URL that was given, as it is
 )

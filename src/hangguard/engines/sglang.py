@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hangguard.changes import has_flag, value_of, with_flag
-from hangguard.engines import common
+from hangguard.changes import has_flag, value_of, with_flag, words_of
+from hangguard.engines import common, questions, symptoms, waiting
+from hangguard.engines.answered import request_for
 from hangguard.engines.base import Engine, Flags
-from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom, Task
+from hangguard.engines.counters import longer
+from hangguard.facts import Fallback, IdlePlace, Launch, LoadRoute, Marker, Metric, Request, StackMarker, Symptom, Task
 
 _LAST_READ = "0.5.23"
 _READ = "released source, 0.4.6.post5 to 0.5.23"
@@ -25,17 +27,14 @@ def recognise(argv: tuple[str, ...]) -> int | None:
     return index if index is not None else common.after_python_module(argv, MODULES)
 
 
-def task(args: tuple[str, ...]) -> Task:
-    """Tell whether the server will only embed."""
-    return "embed" if has_flag(args, "--is-embedding") else "generate"
+def task(args: tuple[str, ...]) -> Task | None:
+    """Tell whether the server was asked to embed; everything else it reads from the model."""
+    return "embed" if has_flag(args, "--is-embedding") else None
 
 
-def ready(launch: Launch) -> Request:
+def ready(launch: Launch) -> Request | None:
     """Return the request that proves the scheduler: ``/v1/models`` and ``/model_info`` answer while it hangs."""
-    if launch.task == "embed":
-        return Request(method="POST", path="/v1/embeddings", body='{"model": "{model}", "input": "Hello"}')
-    body = '{"model": "{model}", "prompt": "Hello", "max_tokens": 1, "temperature": 0}'
-    return Request(method="POST", path="/v1/completions", body=body)
+    return request_for(questions.SGLANG, launch)
 
 
 _MARKERS = (
@@ -168,8 +167,6 @@ _STACK_MARKERS = (
 )
 
 _SYMPTOMS = (
-    *common.BAD_FLAG,
-    *common.MISSING_MODEL,
     # srt/utils/network.py wait_port_available, after 30 s
     Symptom(pattern=r"port at \d+ is not available|Port \d+ is (?:not available|already in use)", reason="port"),
     Symptom(
@@ -177,7 +174,12 @@ _SYMPTOMS = (
         pattern=r"Not enough memory\. Please try|No available memory|The memory capacity is unbalanced",
         reason="gpu-oom",
     ),
-    *common.RESOURCES,
+    Symptom(
+        # model_executor/model_runner_components/load_model_utils.py: the barrier after loading, 300 or 480 s
+        pattern=r"could finish the model loading, but there are other ranks",
+        reason="dist-timeout",
+    ),
+    *symptoms.SHARED,
     Symptom(
         pattern=r"Scheduler hit an exception"
         r"|(?:Detokenizer|Tokenizer)Manager hit an exception"
@@ -187,7 +189,6 @@ _SYMPTOMS = (
         r"|Subprocess \S+ \(pid=\d+\) crashed with exit code"
         r"|Rank \d+ scheduler is dead"
         r"|Capture cuda graph failed"
-        r"|could finish the model loading, but there are other ranks"
         r"|Received sigquit from a child process"
         r"|SIGQUIT received\.",
         reason="crash",
@@ -205,15 +206,16 @@ def no_cuda_graph(launch: Launch) -> Launch | None:
     """
     if recognise(launch.argv) is None:
         return None
-    config = _graph_config(launch.argv)
+    words = words_of(launch)
+    config = _graph_config(words)
     if config is None:
         return None
-    named = {phase: _named_backend(launch.argv, config, phase) for phase in _PHASES_OF_GRAPHS}
-    off = common.is_given(launch.argv, "--disable-cuda-graph")
+    named = {phase: _named_backend(words, config, phase) for phase in _PHASES_OF_GRAPHS}
+    off = common.is_given(words, "--disable-cuda-graph")
     still_on = [
         phase
         for phase in _PHASES_OF_GRAPHS
-        if (named[phase] or ("disabled" if off or _switched_off(launch.argv, phase) else "")) != "disabled"
+        if (named[phase] or ("disabled" if off or _switched_off(words, phase) else "")) != "disabled"
     ]
     if not still_on:
         return None
@@ -284,6 +286,68 @@ _FALLBACKS = (
     ),
 )
 
+# observability/metrics_collector.py and metrics_reporter.py (metrics/collector.py to 0.5.8).
+# sglang:generation_tokens_total is not here: it grows when a request ends, so it stands still through every long
+# healthy answer. The running gauge is written with each prefill and every 40th decode step; to 0.5.15 it keeps its
+# last value for up to 30 s of idleness, so the load routes are asked too where nothing moves.
+_TOTAL_OF_PRIORITIES = (("priority", ""),)
+_METRICS = (
+    Metric(field="running", name="sglang:num_running_reqs", labels=_TOTAL_OF_PRIORITIES, source=_READ),
+    Metric(field="waiting", name="sglang:num_queue_reqs", labels=_TOTAL_OF_PRIORITIES, source=_READ),
+    Metric(
+        field="generated_tokens",
+        name="sglang:realtime_tokens_total",
+        labels=(("mode", "decode"),),
+        since="0.5.7",
+        source=f"{_READ}; after every decode step, whatever its help text says",
+    ),
+    Metric(
+        field="prompt_tokens",
+        name="sglang:realtime_tokens_total",
+        labels=(("mode", "prefill_.*"),),
+        since="0.5.7",
+        source=f"{_READ}; prefill_compute and prefill_cache, after every prefill batch",
+    ),
+)
+
+_LOAD_ROUTES = (
+    LoadRoute(
+        path="/v1/loads?include=core",
+        under="loads",
+        running="num_running_reqs",
+        waiting="num_waiting_reqs",
+        since="0.5.8",
+        source="released source; asks the schedulers to 0.5.12, a snapshot that they publish since 0.5.13",
+    ),
+    LoadRoute(
+        path="/get_load",
+        total="num_reqs",
+        waiting="num_waiting_reqs",
+        until="0.5.7.post9",
+        source="released source, 0.4.10 to 0.5.7; asks the schedulers",
+    ),
+)
+
+
+def canary(launch: Launch) -> Request | None:
+    """Return the request of :func:`ready` with many tokens instead of one."""
+    request = ready(launch)
+    return longer(request) if request is not None else None
+
+
+_IDLE_PLACES = (
+    IdlePlace(
+        loop=common.functions(r"event_loop_\w+"),
+        inside=common.functions(
+            "recv_requests", "recv_limit_reached", "recv_pyobj", "recv", "recv_multipart", "poll", "sleep", "select",
+            "maybe_sleep", "self_check_during_idle", "on_idle", "_?broadcast_pyobj", r"broadcast_pyobj_\w+",
+            "_broadcast_reqs_across_ranks", "broadcast", "wrapper", "process_input_requests", "get_next_batch_to_run",
+            "receive", "readline", "readinto", "recv_into",
+        ),
+        source="srt/managers/scheduler.py, 0.4.6.post5 to 0.5.23: it polls; ranks but the first wait for its broadcast",
+    ),
+)  # fmt: skip
+
 SGLANG = Engine(
     name="sglang",
     recognise=recognise,
@@ -300,10 +364,13 @@ SGLANG = Engine(
         data_parallel=("--dp-size", "--data-parallel-size", "--dp"),
         shares_ranks=("--enable-dp-attention",),
         nodes=("--nnodes",),
+        config="--config",
+        ray=("--use-ray",),
     ),
     default_port=30000,
     positional_model=True,
     task=task,
+    followers_answer=False,  # their /health is a constant 200 (launch_dummy_health_check_server)
     markers=_MARKERS,
     noise=_NOISE,
     stack_markers=_STACK_MARKERS,
@@ -315,7 +382,16 @@ SGLANG = Engine(
         common.TRACKER,
     ),
     workers=(r"^sglang::scheduler",),
+    wait_sites=waiting.SGLANG,
+    timers=waiting.SGLANG_TIMERS,
+    idle_places=_IDLE_PLACES,
+    idle_spins=True,  # 92 to 101 % of a core without a request, 0.5.16 and 0.5.23
     health_path="/health",
     ready=ready,
+    metrics_path="/metrics",
+    metrics=_METRICS,
+    metrics_hint="SGLang counts only when it was started with --enable-metrics",
+    load_routes=_LOAD_ROUTES,
+    canary=canary,
     fallbacks=_FALLBACKS,
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
-from hangguard.changes import value_of, with_flag
-from hangguard.engines import common
+from hangguard.changes import value_of, with_flag, words_of
+from hangguard.engines import common, questions, symptoms, waiting
+from hangguard.engines.answered import request_for, task_of_architectures
 from hangguard.engines.base import Engine, Flags
-from hangguard.facts import Fallback, Launch, Marker, Request, StackMarker, Symptom, Task
+from hangguard.engines.counters import longer
+from hangguard.facts import Fallback, IdlePlace, Launch, Marker, Metric, QuietRoute, Request, StackMarker, Symptom, Task
 
 _READ = "released source, 0.8.5 to 0.33.0"
 _RAN = "log of a real start, 0.26.0 and 0.32.0"
@@ -25,18 +27,50 @@ def recognise(argv: tuple[str, ...]) -> int | None:
     return common.after_python_module(argv, _MODULES)
 
 
-def task(args: tuple[str, ...]) -> Task:
-    """Tell what the server was asked to compute (``--task`` to 0.12, ``--runner`` and ``--convert`` later)."""
-    asked = (value_of(args, "--task"), value_of(args, "--runner"), value_of(args, "--convert"))
-    return "embed" if any(value in {"embed", "embedding", "pooling"} for value in asked) else "generate"
+_TASKS: dict[str, Task] = {
+    "generate": "generate",
+    "embed": "embed",
+    "embedding": "embed",
+    "pooling": "embed",
+    "token_embed": "pool",
+    "encode": "pool",
+    "reward": "pool",
+    "token_classify": "pool",
+    "classify": "classify",
+    "score": "rerank",
+    "transcription": "transcribe",
+}
 
 
-def ready(launch: Launch) -> Request:
+def task(args: tuple[str, ...]) -> Task | None:
+    """Tell what the server was asked to compute: ``--task`` to 0.12, ``--runner`` and ``--convert`` since 0.10.
+
+    ``--hf-overrides`` may name another architecture, and with it another task.
+    """
+    for option in ("--task", "--convert"):
+        if (named := _TASKS.get(value_of(args, option) or "")) is not None:
+            return named
+    overridden = _overrides(value_of(args, "--hf-overrides"))
+    names = overridden.get("architectures")
+    if isinstance(names, list):
+        labels = overridden.get("num_labels")
+        told = task_of_architectures(map(str, names), labels=labels if isinstance(labels, int) else None)
+        if told is not None:
+            return told
+    return _TASKS.get(value_of(args, "--runner") or "")
+
+
+def _overrides(text: str | None) -> dict[str, object]:
+    try:
+        read = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def ready(launch: Launch) -> Request | None:
     """Return the request that proves the engine: every other route answers 200 while it hangs."""
-    if launch.task == "embed":
-        return Request(method="POST", path="/v1/embeddings", body='{"model": "{model}", "input": "Hello"}')
-    body = '{"model": "{model}", "prompt": "Hello", "max_tokens": 1, "temperature": 0}'
-    return Request(method="POST", path="/v1/completions", body=body)
+    return request_for(questions.VLLM, launch)
 
 
 _MARKERS = (
@@ -179,17 +213,23 @@ _STACK_MARKERS = (
 )
 
 _SYMPTOMS = (
-    *common.BAD_FLAG,
-    *common.MISSING_MODEL,
+    Symptom(
+        # config/parallel.py, config/model.py, v1/core/kv_cache_utils.py (0.8.5 to 0.33.0)
+        pattern=r"User-specified max_model_len .* is greater than the derived"
+        r"|must be divisible by tensor parallel size|is larger than the number of available GPUs",
+        reason="bad-flag",
+        permanent=True,
+    ),
     # transformers_utils/config.py
     Symptom(pattern=r"Invalid repository ID or local directory specified", reason="missing-model", permanent=True),
     Symptom(
         # v1/core/kv_cache_utils.py and v1/worker/utils.py
-        pattern=r"No available memory for the cache blocks|less than desired GPU memory utilization",
+        pattern=r"No available memory for the cache blocks|less than desired GPU memory utilization"
+        r"|is larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)",
         reason="gpu-oom",
     ),
     Symptom(pattern=r"is less than requested memory for kv", reason="host-memory"),  # v1/worker/cpu_worker.py
-    *common.RESOURCES,
+    *symptoms.SHARED,
     Symptom(
         pattern=r"EngineCore failed to start"
         r"|EngineCore encountered a(?:n issue| fatal error)"
@@ -210,7 +250,7 @@ _SYMPTOMS = (
 def eager(launch: Launch) -> Launch | None:
     """Switch torch.compile and CUDA graphs off."""
     option = "--enforce-eager"
-    if recognise(launch.argv) is None or _is_eager(launch.argv) or not common.accepts(launch, option):
+    if recognise(launch.argv) is None or _is_eager(words_of(launch)) or not common.accepts(launch, option):
         return None
     return with_flag(launch, option, replacing=("--no-enforce-eager",))
 
@@ -276,6 +316,53 @@ _FALLBACKS = (
     ),
 )
 
+# v1/metrics/loggers.py. The gauges travel with the engine's output: a hang in the first step of an idle engine
+# leaves 0 running and 0 waiting. The counters rise with every step that gave tokens, one after each long prefill.
+_METRICS = (
+    Metric(field="running", name="vllm:num_requests_running", source=_READ),
+    Metric(field="waiting", name="vllm:num_requests_waiting", source=_READ),
+    Metric(field="generated_tokens", name="vllm:generation_tokens_total", source=_READ),
+    Metric(field="prompt_tokens", name="vllm:prompt_tokens_total", source=_READ),
+    # Set by the front end, so it is true while the engine hangs too. Older releases lack it, some without a sign.
+    Metric(
+        field="awake",
+        name="vllm:engine_sleep_state",
+        labels=(("sleep_state", "awake"),),
+        source="released source, 0.32.0",
+    ),
+)
+
+_DEV_MODE = "VLLM_SERVER_DEV_MODE"
+# Both ask the engine core: they answer while it sleeps or is paused, and not while it hangs.
+_QUIET_ROUTES = (
+    QuietRoute(path="/is_sleeping", key="is_sleeping", variable=_DEV_MODE, source="0.32.0, entrypoints/serve/dev"),
+    QuietRoute(path="/is_paused", key="is_paused", variable=_DEV_MODE, source="0.32.0, entrypoints/rl/online"),
+)
+
+
+def canary(launch: Launch) -> Request | None:
+    """Return the request of :func:`ready` with many tokens instead of one."""
+    request = ready(launch)
+    return longer(request) if request is not None else None
+
+
+# py-spy names the class on Python 3.11 and later. Read in 0.8.5 to 0.33.0, seen in 0.26.0 and 0.32.0.
+_IDLE_PLACES = (
+    IdlePlace(
+        loop=common.functions("worker_busy_loop"),
+        inside=common.functions(
+            "dequeue", "acquire_read", "__enter__", "recv", "recv_multipart", "poll", "wait", "_wait", "select",
+            "spin", "sched_yield", "sleep", "record_activity", "_poll",
+        ),
+        source="v1/executor/multiproc_executor.py: the next call comes over shared memory, or zmq from another node",
+    ),
+    IdlePlace(
+        loop=common.functions("run_busy_loop"),
+        inside=common.functions("_process_input_queue", "get", "wait", "_wait", "sleep", "has_work"),
+        source="v1/engine/core.py: requests come through a queue.Queue",
+    ),
+)  # fmt: skip
+
 VLLM = Engine(
     name="vllm",
     recognise=recognise,
@@ -290,7 +377,14 @@ VLLM = Engine(
         tensor_parallel=("--tensor-parallel-size", "-tp"),
         pipeline_parallel=("--pipeline-parallel-size", "-pp"),
         data_parallel=("--data-parallel-size", "-dp"),
+        data_parallel_here=("--data-parallel-size-local", "-dpl"),
+        data_parallel_rank=("--data-parallel-rank", "-dpn"),
         nodes=("--nnodes", "-n"),
+        node_rank=("--node-rank", "-r"),
+        headless=("--headless",),
+        config="--config",
+        no_tokenizer=("--skip-tokenizer-init", "--tokens-only"),
+        executor=("--distributed-executor-backend", "--data-parallel-backend", "-dpb"),
         api_key_variable="VLLM_API_KEY",
     ),
     default_port=8000,
@@ -307,7 +401,15 @@ VLLM = Engine(
         common.TRACKER,
     ),
     workers=(r"^\w+::(?:Worker|EngineCore)",),
+    wait_sites=waiting.VLLM,
+    timers=waiting.VLLM_TIMERS,
+    idle_places=_IDLE_PLACES,
     health_path="/health",
     ready=ready,
+    metrics_path="/metrics",
+    metrics=_METRICS,
+    metrics_hint="vLLM counts unless it was started with --disable-log-stats",
+    quiet_routes=_QUIET_ROUTES,
+    canary=canary,
     fallbacks=_FALLBACKS,
 )

@@ -11,7 +11,6 @@ from hangguard.facts.asked import AppliedChange as AppliedChange
 from hangguard.facts.asked import Fallback as Fallback
 from hangguard.facts.asked import Launch as Launch
 from hangguard.facts.asked import Limits as Limits
-from hangguard.facts.asked import Task as Task
 from hangguard.facts.decided import Broken as Broken
 from hangguard.facts.decided import Confidence as Confidence
 from hangguard.facts.decided import Diagnosis as Diagnosis
@@ -35,13 +34,17 @@ from hangguard.facts.done import Resource as Resource
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.known import PHASES as PHASES
 from hangguard.facts.known import Alters as Alters
+from hangguard.facts.known import IdlePlace as IdlePlace
+from hangguard.facts.known import LoadRoute as LoadRoute
 from hangguard.facts.known import Marker as Marker
 from hangguard.facts.known import Metric as Metric
 from hangguard.facts.known import Permission as Permission
 from hangguard.facts.known import Phase as Phase
+from hangguard.facts.known import QuietRoute as QuietRoute
 from hangguard.facts.known import Request as Request
 from hangguard.facts.known import StackMarker as StackMarker
 from hangguard.facts.known import Symptom as Symptom
+from hangguard.facts.known import Task as Task
 from hangguard.facts.known import Timer as Timer
 from hangguard.facts.known import Unseen as Unseen
 from hangguard.facts.known import WaitsFor as WaitsFor

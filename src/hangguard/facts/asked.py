@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
-from hangguard.facts.known import Alters
-
-Task: TypeAlias = Literal["generate", "embed", "rerank", "classify", "transcribe"]
+from hangguard.facts.known import Alters, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +29,8 @@ class Launch:
     port: int
     model: str | None = None
     """The name under which the server will know its model; ``None``: it must be asked."""
+    file_args: tuple[str, ...] = field(default=(), repr=False)
+    """What its ``--config`` file says, as the options that the server makes of it; those in argv come after them."""
     task: Task = "generate"
     """What it computes; with which request "answered" is proved depends on it."""
     tokenizes: bool = True

@@ -17,6 +17,9 @@ Alters: TypeAlias = Literal["nothing", "speed", "results"]
 
 Permission: TypeAlias = Literal["auto", "any"]
 
+Task: TypeAlias = Literal["generate", "embed", "rerank", "classify", "transcribe", "pool"]
+"""What a server computes; pool: hidden states or rewards as they come out of the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
@@ -63,11 +66,24 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One HTTP request, as data. ``body`` is JSON text; ``None``: no body."""
+    """One HTTP request, as data, and what its answer must hold. ``body`` is JSON text; ``None``: no body."""
 
     method: Literal["GET", "POST"]
     path: str
     body: str | None = None
+    form: tuple[tuple[str, str], ...] = ()
+    """Fields of a multipart form, sent instead of a body."""
+    audio_seconds: float = 0.0
+    """Above 0: a WAV file of so much silence is the form's field ``file``."""
+    task: Task = "generate"
+    """What is asked for by it."""
+    proof: tuple[str, ...] = ()
+    """Places in the JSON answer (``choices.0.token_ids``), of which one must hold something; empty: any content."""
+    unless_false: tuple[str, str] | None = None
+    """(path, key): a GET of this path is asked first. Where its JSON has the key, and it is false, this request is
+    not sent: the server would not refuse it well."""
+    otherwise: tuple[Request, ...] = ()
+    """Asked in this order where the server says that it does not do this one."""
 
 
 WaitsFor: TypeAlias = Literal[
@@ -103,14 +119,61 @@ class WaitSite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One counter or gauge of an engine's metrics, by its name there. ``since``, ``until``: versions, inclusive."""
+class IdlePlace:
+    """A loop in which a worker takes its work, and where in it one without work stands.
 
-    field: Literal["running", "waiting", "generated_tokens", "prompt_tokens"]
-    """The field of :class:`Serving` that it fills; lines with labels are added up."""
+    A stack is idle where every frame inside the loop is one of these: inside a request there are others.
+    """
+
+    loop: str
+    """A regular expression that must match the whole name of the loop's function."""
+    inside: str
+    """The same for every function that the loop calls while it waits."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One counter or gauge of an engine's metrics, by its name there. ``since``, ``until``: versions, inclusive.
+
+    Of several for one field the first that is there counts.
+    """
+
+    field: Literal["running", "waiting", "generated_tokens", "prompt_tokens", "awake"]
+    """The field of :class:`Serving` that it fills; lines with labels are added up. ``awake``: 0 means asleep."""
     name: str
+    labels: tuple[tuple[str, str], ...] = ()
+    """Which lines count: (label, regular expression for its whole value; a label that is missing is empty)."""
     since: str | None = None
     until: str | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRoute:
+    """A route that tells in JSON how many requests are there, in a list with one entry for each replica."""
+
+    path: str
+    under: str | None = None
+    """The key of the list; ``None``: the answer is the list."""
+    waiting: str
+    """The key of each entry that counts the requests that wait."""
+    running: str | None = None
+    total: str | None = None
+    """Where there is no key for those that run: the key of both together."""
+    since: str | None = None
+    until: str | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuietRoute:
+    """A route that tells in JSON whether the server was put to sleep or paused on purpose."""
+
+    path: str
+    key: str
+    variable: str
+    """The route is there only where this environment variable is set to something else than 0."""
     source: str = ""
 
 

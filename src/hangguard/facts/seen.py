@@ -39,8 +39,9 @@ class Process:
     thread_states: str | None = None
     """One letter a thread, sorted; ``None``: not looked at in this sample."""
     socket_bytes: int | None = None
-    """Bytes received over the TCP connections that it has now (``recv`` does not count in ``read_chars``);
-    ``None``: not looked at. Falls when a connection closes."""
+    """Bytes received over the TCP connections that it has now (``recv`` does not count in ``read_chars``), without
+    those to other members, to this program, and of the clients of its own port; ``None``: not looked at, or not
+    seen (:attr:`Tree.sockets_unseen`). Falls when a connection closes."""
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -76,6 +77,8 @@ class Tree:
     read_chars: int = 0
     written_chars: int = 0
     disk_read_bytes: int = 0
+    sockets_unseen: str = ""
+    """Why the bytes of sockets were asked for and could not be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,9 @@ class Reply:
     """When the request was sent, or the answer came."""
     status: int | None = None
     detail: str = ""
+    refuses: Literal["key", "task", "model"] | None = None
+    """What a 4xx says is wrong with the question: its key, what it asks for, or the model's name. The front end lives,
+    and no waiting will change the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +137,10 @@ class GpuHolder:
 
     pid: int
     used_bytes: int | None
+    known: bool | None = None
+    """Whether that pid is a process here that has an NVIDIA device open. False: nobody of that pid does, so the
+    number is of another PID namespace, or of a process that has ended and whose memory somebody else still holds;
+    ``None``: not looked at, or its descriptors may not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +151,11 @@ class GpuFault:
     code: int | None = None
     """The number of an Xid."""
     detail: str = ""
+    at: float | None = None
+    """When it was first seen, monotonic; ``None``: it was there already when the reader was opened."""
+    by_program: bool = False
+    """Whether it as a rule comes from a program that uses the board (an illegal access, a killed process: Xid 13, 31,
+    43, 45), not from the board itself. The driver does not tell which program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +171,8 @@ class Gpu:
     power_watts: float | Unseen
     holders: tuple[GpuHolder, ...] | Unseen
     faults: tuple[GpuFault, ...] | Unseen = NOT_ASKED
-    """Faults of the board and its driver, seen since the reader was opened, oldest first."""
+    """Faults of the board and its driver, oldest first: what happened since the reader was opened, and what was there
+    before and still is. With a fault seen, a source that could not be read is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +218,13 @@ class Growth:
     """Bytes in the folders that grow while nothing else shows: downloads, caches of compiled kernels."""
 
     download_bytes: int | None
-    """Unfinished and finished files of the model caches that the launch uses; ``None``: there is none."""
+    """Unfinished and finished files of the model caches that the launch uses; ``None``: there is none, or none
+    that could be walked (then ``left_out`` says why)."""
     cache_bytes: int | None
     folders: tuple[str, ...] = ()
     """Which folders were looked at."""
+    left_out: tuple[str, ...] = ()
+    """Folders that are not in the sums, each with the reason: too large to be walked, no answer, not permitted."""
     at: float = 0.0
 
 
@@ -235,8 +254,10 @@ class Communicator:
     size: int
     """Ranks that it should have."""
     missing_ranks: tuple[int, ...] = ()
-    """Ranks that did not answer."""
+    """Ranks that did not answer, or answered that they have left it."""
     uninitialised_ranks: tuple[int, ...] = ()
+    failed_ranks: tuple[int, ...] = ()
+    """Ranks that report an error, or were told to abort."""
     behind_ranks: tuple[int, ...] = ()
     """Ranks whose counts of collective operations are lower than those of others."""
     counts: tuple[tuple[int, int], ...] = ()
@@ -264,6 +285,9 @@ class ThreadStack:
     frames: tuple[StackFrame, ...]
     wait_channel: str | None = None
     """As :attr:`Stack.wait_channel`, for this thread; ``None``: not known (before Python 3.11 as a rule)."""
+    system_call: str = ""
+    """The system call that it is in, by name or number; empty: in none, or not seen (``/proc/PID/task/TID/syscall``
+    needs the right to trace)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +305,10 @@ class Stack:
     it: the wait for a lock ends by itself after a time."""
     other_channels: tuple[str, ...] = ()
     """The same for its other threads, native ones too: every channel once, sorted."""
+    system_call: str = ""
+    """As :attr:`ThreadStack.system_call`, for the main thread: also of a program whose stacks cannot be read."""
+    seen_by: str = ""
+    """Who read the threads: py-spy, the guardian, this program, or the process itself (last words). Empty: nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,3 +360,5 @@ class Ask:
     locks: bool = False
     communicators: bool = False
     canary: bool = False
+    last: bool = False
+    """The server will be stopped after this look: what might harm it may be asked now. Only NCCL is such a source."""

@@ -9,61 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
-from typing import TypeVar
 
 from hangguard.facts import (
     Ask,
     Exited,
     Expired,
-    Judged,
-    Moving,
-    Phase,
-    Process,
-    Ready,
     Reply,
     Sample,
-    Stack,
-    Stuck,
     Unclear,
     Unseen,
     Verdict,
     Waiting,
 )
+from hangguard.judge.asking import ask_while_starting
+from hangguard.judge.asks import ask_serving
+from hangguard.judge.broken import judge_broken
 from hangguard.judge.endings import reason_of
 from hangguard.judge.memory import Memory, note
-from hangguard.judge.progress import (
-    BUSY_LOOKS,
-    DISK_WAIT,
-    WINDOW,
-    looks_at_threads,
-)
+from hangguard.judge.patience import short
 from hangguard.judge.rules import TRACKERS, Rules, matches
-from hangguard.judge.stillness import (
-    APART,
-    may_end_from_outside,
-    may_wake_by_itself,
-    movers,
-    phase_by_stacks,
-    suspects,
-    working_members,
-)
-
-V = TypeVar("V", bound=Judged)
-
-PATIENCE = 10.0
-"""Idle seconds before a hang is called, in every phase, when two stack samples agree. Healthy starts were
-never idle for one second; this leaves a margin of ten."""
-
-PATIENCE_WITHOUT_STACKS = 120.0
-"""The same without stacks, or where a member may wake by itself: a loader that sleeps for a minute looks just
-like a deadlock in every other signal."""
-
-UNPROVEN = 60.0
-"""Busy seconds without any product after which the verdict says that it is unclear. Healthy JIT compiles were
-silent in everything but CPU for 21 s."""
-
-LOOK_CLOSER = 2.0
-"""Idle seconds after which thread states and stacks are asked for: two samples 3 s apart fit the patience."""
+from hangguard.judge.serving import judge_serving
+from hangguard.judge.startup import starting
+from hangguard.judge.telling import judged, unseen
 
 FAREWELL = 10.0
 """Seconds that members may outlive the launched process before its end counts as the end."""
@@ -97,21 +64,18 @@ def step(memory: Memory, sample: Sample) -> Memory:
 def next_ask(memory: Memory) -> Ask:
     """Return what the next sample should look at: the dear sources only when the cheap ones are flat."""
     if memory.ready_at is not None:
-        return Ask()
-    flat = memory.idle_for >= LOOK_CLOSER - 0.5
-    every = APART if memory.idle_for < 3 * PATIENCE else 3 * APART
-    due = memory.stacks_at is None or memory.now - memory.stacks_at >= every - 0.5
-    return Ask(thread_states=flat, stacks=flat and due)
+        return ask_serving(memory)
+    return ask_while_starting(memory)
 
 
 def _decide(memory: Memory, sample: Sample) -> Verdict:
     return (
         _ended(memory, sample)
-        or _answered(memory, sample)
+        or judge_broken(memory, sample)
+        or judge_serving(memory, sample)
         or _out_of_time(memory, sample)
         or _unseen_or_elsewhere(memory, sample)
-        or _idle(memory, sample)
-        or _going_on(memory, sample)
+        or starting(memory, sample)
     )
 
 
@@ -132,6 +96,9 @@ def _ended(memory: Memory, sample: Sample) -> Verdict | None:
         oom_kills=memory.oom_kills,
         was_ready=memory.ready_at is not None,
         rules=memory.rules,
+        cgroup_oom_kills=memory.trouble.cgroup_oom_kills,
+        shm_free_share=memory.trouble.shm_free_share,
+        hardware=memory.trouble.of_the_board(),
     )
     words = f"; its last words: {memory.last_words.strip()[:200]}" if memory.last_words and not memory.told else ""
     survivors = f"; still there: {', '.join(f'{p.title[:40]} ({p.pid})' for p in alive[:8])}" if alive else ""
@@ -140,7 +107,7 @@ def _ended(memory: Memory, sample: Sample) -> Verdict | None:
         kind=ending.reason,
         still_for=memory.unproductive_for,
         moved=memory.progress_by,
-        unseen=_unseen(memory, sample),
+        unseen=unseen(memory, sample),
         why=ending.why + words + survivors,
         exit_code=code if isinstance(code, int) else None,
         permanent=ending.permanent,
@@ -148,50 +115,31 @@ def _ended(memory: Memory, sample: Sample) -> Verdict | None:
     )
 
 
-def _answered(memory: Memory, sample: Sample) -> Verdict | None:
-    if memory.ready_at is None:
-        return None
-    return Ready(phase="serving", moved=memory.progress_by, unseen=_unseen(memory, sample), why="it has answered")
-
-
 def _out_of_time(memory: Memory, sample: Sample) -> Verdict | None:
     limits = memory.rules.limits
     if sample.t >= memory.rules.deadline:
-        return _judged(Expired, memory, sample, f"not ready within {limits.ready_within:.0f} s", "ready_within")
+        return judged(Expired, memory, sample, f"not ready within {limits.ready_within:.0f} s", "ready_within")
     return None
 
 
 def _out_of_budget(memory: Memory, sample: Sample, verdict: Verdict) -> Verdict | None:
     """Say that a verdict which decides nothing has stood for too long."""
-    if memory.undecided_since is None:
-        return None
+    if memory.undecided_since is None or (isinstance(verdict, Waiting) and verdict.kind == "quiet"):
+        return None  # quiet ends when whoever asked for it said, or when the server wakes
     limits = memory.rules.limits
     budget = limits.waiting if isinstance(verdict, Waiting) else limits.unclear
     if sample.t - memory.undecided_since < budget:
         return None
-    return _judged(Expired, memory, sample, f"{verdict.verdict} for {budget:.0f} s: {verdict.why}", verdict.verdict)
-
-
-def _judged(make: type[V], memory: Memory, sample: Sample, why: str, kind: str = "") -> V:
-    """Make a verdict with what every verdict over a start says."""
-    return make(
-        phase=_phase(memory),
-        kind=kind,
-        still_for=memory.unproductive_for,
-        moved=memory.progress_by,
-        unseen=_unseen(memory, sample),
-        why=why,
-    )
+    return judged(Expired, memory, sample, f"{verdict.verdict} for {budget:.0f} s: {verdict.why}", verdict.verdict)
 
 
 def _unseen_or_elsewhere(memory: Memory, sample: Sample) -> Verdict | None:
     if isinstance(sample.tree, Unseen):
-        return _judged(Unclear, memory, sample, f"the processes cannot be seen: {sample.tree.reason}")
+        return judged(Unclear, memory, sample, f"the processes cannot be seen: {sample.tree.reason}")
     if isinstance(sample.answer, Reply) and sample.answer.state == "bad":
-        why = f"the server answers, but with status {sample.answer.status}: {sample.answer.detail[:200]}"
-        return _judged(Unclear, memory, sample, f"{why} (give ready= if it is to be asked in another way)")
-    if memory.rules.delegates_to and memory.idle_for >= _capped(PATIENCE, memory):
-        return _judged(
+        return judged(Unclear, memory, sample, _refusal(sample.answer))
+    if memory.rules.delegates_to and memory.idle_for >= short(memory.rules, memory.place.phase):
+        return judged(
             Unclear,
             memory,
             sample,
@@ -200,93 +148,10 @@ def _unseen_or_elsewhere(memory: Memory, sample: Sample) -> Verdict | None:
     return None
 
 
-def _idle(memory: Memory, sample: Sample) -> Verdict | None:
-    """Decide over a stretch in which nothing progressed and nothing was active."""
-    idle = memory.idle_for
-    if idle < _capped(PATIENCE, memory) or memory.tree is None or not memory.tree.members:
-        return None
-    if blind := _blind(memory, sample):
-        return _judged(Unclear, memory, sample, f"nothing moves, and {blind}")
-    able = movers(memory.tree, memory.rules)
-    stacks = memory.agreement.stacks if memory.agreement else ()
-    if memory.rules.nodes > 1 and _phase(memory) in {"import", "dist-init"}:
-        return _judged(Waiting, memory, sample, "it may be waiting for the other machines of this launch", "peers")
-    if outside := may_end_from_outside(stacks, able):
-        kind, where = outside
-        return _judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", kind)
-    doubt = _doubt(memory, sample, stacks, able)
-    if not doubt:
-        return _stuck(memory, sample, "two equal stack samples of every member, all idle")
-    if idle >= _capped(PATIENCE_WITHOUT_STACKS, memory):
-        return _stuck(memory, sample, f"nothing moved at all; judged with the long patience because {doubt}")
-    return _judged(Unclear, memory, sample, f"nothing moves, but {doubt}")
-
-
-def _blind(memory: Memory, sample: Sample) -> str:
-    """Return what is unseen without which nothing is ever called stuck; "" if all of it is seen."""
-    if isinstance(sample.log, Unseen):
-        return f"the log cannot be seen ({sample.log.reason})"
-    if len(looks_at_threads(memory.window)) < BUSY_LOOKS:
-        return "the states of the threads cannot be seen"
-    if memory.tree is not None and any(p.read_chars is None for p in memory.tree.members):
-        return "the bytes that the processes read cannot be seen"
-    return ""
-
-
-def _capped(patience: float, memory: Memory) -> float:
-    """A caller's cap shortens the patience, but never below one full window."""
-    cap = memory.rules.limits.patience
-    return patience if cap is None else min(patience, max(cap, WINDOW))
-
-
-def _doubt(memory: Memory, sample: Sample, stacks: tuple[Stack, ...], able: tuple[Process, ...]) -> str:
-    """Return why the short patience may not be used; "" if it may."""
-    if memory.agreement is None:
-        return memory.stacks_unseen or "no stacks were taken yet"
-    if not memory.agreement.holds:
-        return memory.stacks_unseen or "the stacks were not yet equal twice"
-    if isinstance(sample.gpus, Unseen):
-        return f"the GPUs cannot be seen ({sample.gpus.reason})"
-    if sample.gpus and memory.window and memory.window[-1].gpu_busy is None:
-        return "GPU utilisation cannot be seen"
-    return may_wake_by_itself(stacks, able, memory.rules)
-
-
-def _stuck(memory: Memory, sample: Sample, why: str) -> Stuck:
-    assert memory.tree is not None
-    stacks = memory.agreement.stacks if memory.agreement else ()
-    verdict = _judged(Stuck, memory, sample, why, "idle")
-    return replace(verdict, still_for=memory.idle_for, suspects=suspects(memory.tree, memory.rules, stacks))
-
-
-def _going_on(memory: Memory, sample: Sample) -> Verdict:
-    if memory.unproductive_for >= UNPROVEN:
-        if memory.activity_by == DISK_WAIT:
-            return _judged(Waiting, memory, sample, "threads wait for the disk, and nothing was produced", "disk")
-        return _judged(Unclear, memory, sample, f"{memory.activity_by}, but nothing was produced")
-    return replace(_judged(Moving, memory, sample, ""), phase=memory.place.phase)
-
-
-def _phase(memory: Memory) -> Phase:
-    """The phase by the stacks of the still stretch where they tell it, else by the log."""
-    if memory.agreement is None or memory.tree is None:
-        return memory.place.phase
-    workers = working_members(memory.tree, memory.rules)
-    return phase_by_stacks(memory.agreement.stacks, workers, memory.rules) or memory.place.phase
-
-
-def _unseen(memory: Memory, sample: Sample) -> tuple[str, ...]:
-    sources = {
-        "processes": sample.tree,
-        "log": sample.log,
-        "port": sample.port,
-        "health": sample.health,
-        "answer": sample.answer,
-        "GPUs": sample.gpus,
-        "host": sample.host,
-    }
-    unseen = [f"{name}: {fact.reason}" for name, fact in sources.items() if isinstance(fact, Unseen)]
-    return (*unseen, f"stacks: {memory.stacks_unseen}") if memory.stacks_unseen else tuple(unseen)
+def _refusal(answer: Reply) -> str:
+    """Say what a front end that lives refuses; what it wants of the key, the task or the model, the detail says."""
+    advice = "" if answer.refuses else " (give ready= if it is to be asked in another way)"
+    return f"the server answers, but with status {answer.status}: {answer.detail}{advice}"
 
 
 def _dated(verdict: Verdict, before: Verdict | None, t: float) -> Verdict:

@@ -16,6 +16,21 @@ from hangguard.judge.rules import TRACKERS, Rules, matches
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGQUIT,
                  signal.SIGTRAP, signal.SIGSYS)  # fmt: skip
 
+OUTSIDE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP)
+"""Signals by which people, shells, service managers and schedulers stop a program."""
+
+FOLLOWS = ("download", "dist-timeout", "crash")
+"""Reasons that often only follow from another one that was told as well: they are named last, in this order."""
+
+RECENT = 300.0
+"""Of a server that was ready, words older than this, seconds, no longer explain its end. SGLang waits for 65 s
+before it leaves, and NCCL's watchdog for some 60 s after it has spoken."""
+
+SHM_FULL_SHARE = 0.01
+"""Free share of /dev/shm below which a SIGBUS is put down to it."""
+
+_SIGKILLED = re.compile(r"(?:crashed with exit code|exit ?code:?) -9\b")
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -24,6 +39,8 @@ class Told:
     reason: str
     line: str
     permanent: bool
+    at: float = 0.0
+    """When it was read, monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +53,10 @@ class Ending:
     evidence: tuple[str, ...] = ()
 
 
-def told_by(lines: tuple[str, ...], rules: Rules) -> tuple[Told, ...]:
-    """Return the reasons that these log lines name."""
+def told_by(lines: tuple[str, ...], rules: Rules, t: float = 0.0) -> tuple[Told, ...]:
+    """Return the reasons that these log lines, read at ``t``, name."""
     return tuple(
-        Told(symptom.reason, line.strip()[:300], symptom.permanent)
+        Told(symptom.reason, line.strip()[:300], symptom.permanent, t)
         for line in lines
         for symptom in rules.symptoms
         if re.search(symptom.pattern, line)
@@ -55,43 +72,43 @@ def reason_of(
     oom_kills: int,
     was_ready: bool,
     rules: Rules,
+    cgroup_oom_kills: int | None = None,
+    shm_free_share: float | None = None,
+    hardware: str = "",
 ) -> Ending:
-    """Return why it ended, from all that was seen; ``oom_kills`` are those since the launch, machine-wide."""
+    """Return why it ended, from all that was seen.
+
+    ``oom_kills`` are those since the launch on the whole machine, ``cgroup_oom_kills`` those in its own control
+    group (``None``: not seen); ``shm_free_share`` is the lowest free share of /dev/shm that was seen; ``hardware``
+    names a fault of a board after which no program goes on.
+    """
+    if was_ready and end is not None:
+        told = tuple(t for t in told if t.at >= end.at - RECENT)
     evidence = tuple(f"{t.reason}: {t.line}" for t in told[-5:])
-    killed = _first_killed(departed, root, rules)
-    code = end.code if end is not None else Unseen("its parent never told")
-    # SGLang kills itself with SIGKILL after it has said why; then the counter is somebody else's.
-    root_killed = code == -signal.SIGKILL and not told
-    if oom_kills and (root_killed or (killed is not None and killed.exit_code == -signal.SIGKILL)):
+    killed = first_killed(departed, root, rules)
+    code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
+    if kills := _oom_kills(code, told, killed, oom_kills, cgroup_oom_kills):
         who = name_of(killed) if killed is not None else "the launched process"
-        return Ending("oom-kill", f"{who} was killed while the kernel's OOM killer was at work "
-                      f"({oom_kills} kills on this machine since the launch)", evidence=evidence)  # fmt: skip
-    for t in sorted(told, key=lambda t: (t.reason == "crash", not t.permanent)):
-        if t.reason != "crash":
-            return Ending(t.reason, t.line, t.permanent, evidence)
+        return Ending("oom-kill", f"{who} was killed while the kernel's OOM killer was at work ({kills})",
+                      evidence=evidence)  # fmt: skip
+    if hardware:
+        return Ending("hardware", f"{hardware}: the board needs a reset, a reboot or a repair",
+                      permanent=True, evidence=evidence)  # fmt: skip
+    if cause := _cause(told):
+        return Ending(cause.reason, cause.line, cause.permanent, evidence)
     if killed is not None:
-        return Ending("crash", f"{name_of(killed)} ended by {_how(killed.exit_code)}", evidence=evidence)
+        return _of_a_member(killed, shm_free_share, evidence)
     if isinstance(code, Unseen):
         return Ending("unknown", f"the exit code could not be seen: {code.reason}", evidence=evidence)
     # vLLM says such words when it is sent away too, and ends with 0 both then and when its engine core was killed.
     asked = code in {0, -signal.SIGTERM, -signal.SIGINT}
     if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
-    return _by_code(code, evidence, was_ready=was_ready)
+    return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)
 
 
-def _by_code(code: int, evidence: tuple[str, ...], *, was_ready: bool) -> Ending:
-    if code < 0:
-        by_fault = -code in CRASH_SIGNALS
-        return Ending("crash" if by_fault else "signal", f"ended by {_how(code)}", evidence=evidence)
-    if code == 0:
-        when = "after it was ready" if was_ready else "before it was ever ready"
-        return Ending("finished", f"ended with code 0 {when}, unasked", evidence=evidence)
-    return Ending("crash", f"ended with exit code {code}", evidence=evidence)
-
-
-def _first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, rules: Rules) -> Departed | None:
-    """The member whose end began it: the first by a signal, or a named worker with a bad code.
+def first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, rules: Rules) -> Departed | None:
+    """Return the member whose end began it: the first by a signal, or a named worker with a bad code.
 
     Small helpers (compilers, probes) may fail in a healthy start.
     """
@@ -106,16 +123,13 @@ def _first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, 
     return None
 
 
-def _worker_end_unseen(departed: tuple[Departed, ...], rules: Rules) -> bool:
-    return any(isinstance(d.exit_code, Unseen) and matches(rules.workers, d.title) for d in departed)
-
-
 def name_of(member: Departed) -> str:
     """Return how a member is named to people."""
     return f"{member.title[:80]} (pid {member.pid})"
 
 
-def _how(code: int | Unseen) -> str:
+def how(code: int | Unseen) -> str:
+    """Return what an exit code says, for people."""
     if isinstance(code, Unseen):
         return f"an exit that could not be seen ({code.reason})"
     if code >= 0:
@@ -124,3 +138,74 @@ def _how(code: int | Unseen) -> str:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:
         return f"signal {-code}"
+
+
+def _through_a_shell(code: int | Unseen) -> int | Unseen:
+    """A shell in front of the server tells the end by a signal as 128 and its number."""
+    known = (*OUTSIDE_SIGNALS, *CRASH_SIGNALS)
+    return -(code - 128) if isinstance(code, int) and code - 128 in known else code
+
+
+def _oom_kills(
+    code: int | Unseen, told: tuple[Told, ...], killed: Departed | None, machine: int, own: int | None
+) -> str:
+    """Return how many kills by the OOM killer explain the end, and where they were counted; "" if none does.
+
+    The count of the launch's own control group decides where it is seen: it takes in kills for want of memory on
+    the whole machine too, and none of anybody else's. SGLang kills itself with SIGKILL after it has said why: then
+    a count of the whole machine is somebody else's.
+    """
+    member = killed is not None and killed.exit_code == -signal.SIGKILL
+    if own is not None:
+        root = code == -signal.SIGKILL and _cause(told) is None
+        said = any(_SIGKILLED.search(t.line) for t in told)
+        return f"{own} in its own control group since the launch" if own and (member or root or said) else ""
+    root = code == -signal.SIGKILL and not told
+    return f"{machine} kills on this machine since the launch" if machine and (member or root) else ""
+
+
+def _cause(told: tuple[Told, ...]) -> Told | None:
+    """Return what names a reason best: what would happen again, then what follows from nothing else, then the first."""
+    named = [t for t in told if t.reason != "crash"]
+    order = {reason: rank for rank, reason in enumerate(FOLLOWS, 1)}
+    return min(named, key=lambda t: (order.get(t.reason, 0), not t.permanent), default=None)
+
+
+def _of_a_member(killed: Departed, shm_free_share: float | None, evidence: tuple[str, ...]) -> Ending:
+    why = f"{name_of(killed)} ended by {how(killed.exit_code)}"
+    if killed.exit_code == -signal.SIGBUS:
+        return _by_sigbus(why, shm_free_share, evidence)
+    if killed.exit_code == -signal.SIGKILL:
+        why += "; no kill by the OOM killer was counted, and it said nothing: somebody may have sent it"
+    return Ending("crash", why, evidence=evidence)
+
+
+def _by_sigbus(why: str, shm_free_share: float | None, evidence: tuple[str, ...]) -> Ending:
+    """A page of a mapped file could not be had: /dev/shm is full, or a file became shorter while it was mapped."""
+    if shm_free_share is None:
+        return Ending("crash", f"{why}: /dev/shm was full, or a mapped file was cut short", evidence=evidence)
+    if shm_free_share < SHM_FULL_SHARE:
+        return Ending("shm-full", f"{why}, and {shm_free_share:.1%} of /dev/shm was free", evidence=evidence)
+    return Ending(
+        "crash",
+        f"{why}: a mapped file was cut short, or could not be read ({shm_free_share:.0%} of /dev/shm was free)",
+        evidence=evidence,
+    )
+
+
+def _by_code(code: int, evidence: tuple[str, ...], *, was_ready: bool, shm_free_share: float | None) -> Ending:
+    if code == -signal.SIGBUS:
+        return _by_sigbus(f"ended by {how(code)}", shm_free_share, evidence)
+    if code < 0:
+        if -code in CRASH_SIGNALS:
+            return Ending("crash", f"ended by {how(code)}", evidence=evidence)
+        return Ending("signal", f"ended by {how(code)}, which hangguard did not send: somebody else stopped it",
+                      evidence=evidence)  # fmt: skip
+    if code == 0:
+        when = "after it was ready" if was_ready else "before it was ever ready"
+        return Ending("finished", f"ended with code 0 {when}, unasked", evidence=evidence)
+    return Ending("crash", f"ended with exit code {code}", evidence=evidence)
+
+
+def _worker_end_unseen(departed: tuple[Departed, ...], rules: Rules) -> bool:
+    return any(isinstance(d.exit_code, Unseen) and matches(rules.workers, d.title) for d in departed)

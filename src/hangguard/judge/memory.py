@@ -17,8 +17,11 @@ from hangguard.facts import (
     Tree,
     Unseen,
     Verdict,
+    Waiting,
 )
+from hangguard.judge.boards import Boards, is_busy_for_nothing, note_boards, note_product, works
 from hangguard.judge.endings import Told, told_by
+from hangguard.judge.outside import Outside, note_outside
 from hangguard.judge.phases import Place, advance
 from hangguard.judge.progress import (
     GAP,
@@ -30,11 +33,19 @@ from hangguard.judge.progress import (
     slide,
     what_was_active,
 )
+from hangguard.judge.ranks import Said, note_said
 from hangguard.judge.rules import Rules
-from hangguard.judge.stillness import (
-    Agreement,
-    compare,
-)
+from hangguard.judge.served import ServingMemory, note_serving
+from hangguard.judge.sites import wait_of
+from hangguard.judge.stillness import Agreement, compare, working_members
+from hangguard.judge.trouble import Trouble, note_trouble
+
+STRETCH = 2.0
+"""Still stretches shorter than this, seconds, are not worth remembering."""
+
+WATCHER, UNSEEN_PROCESSES = "a gap of the watcher itself", "unseen processes"
+QUIET, GPU_WORK = "quiet that was asked for", "GPU at work"
+"""What moved, where it was none of the counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +59,26 @@ class Memory:
     phases: tuple[tuple[Phase, float], ...] = ()
     log: LogMemory = LogMemory()
     window: tuple[Reading, ...] = field(default=(), repr=False)
+    """The last seconds since anything moved: what activity is told by."""
+    wide: tuple[Reading, ...] = field(default=(), repr=False)
+    """The last seconds since anything was produced: what progress is told by."""
+    recent: tuple[Reading, ...] = field(default=(), repr=False)
+    """The last seconds: what rates are told by."""
     progress_at: float = 0.0
     progress_by: str = "launch"
     activity_at: float = 0.0
     activity_by: str = ""
     agreement: Agreement | None = field(default=None, repr=False)
+    """Stack samples since anything was produced."""
+    kinds_of_stacks: frozenset[int] = field(default=frozenset(), repr=False)
     stacks_at: float | None = None
     stacks_unseen: str = ""
+    said: Said = field(default=Said(), repr=False)
+    """What the log tells of single ranks."""
+    outside: Outside = field(default=Outside(), repr=False)
+    """What could end a wait, or keeps a member from running."""
+    written_before: int | None = None
+    """Bytes that the whole tree had written when the present still stretch began."""
     last_words: str = ""
     """The last line of the log that was news."""
     told: tuple[Told, ...] = ()
@@ -64,6 +88,14 @@ class Memory:
     oom_kills_before: int | None = None
     oom_kills: int = 0
     ready_at: float | None = None
+    boards: Boards = field(default=Boards(), repr=False)
+    """What was learned of each GPU, and what the last window says of them."""
+    serving: ServingMemory = field(default=ServingMemory(), repr=False)
+    """What came out, and who waits, since it has answered."""
+    trouble: Trouble = field(default=Trouble(), repr=False)
+    """Faults of boards, kills for want of memory, waits in the driver."""
+    longest_still: tuple[tuple[Phase, float], ...] = ()
+    """Longest idle stretch that ended in movement, seconds by phase."""
     last: Sample | None = field(default=None, repr=False)
     undecided_since: float | None = None
     """Since when the verdict has been waiting or unclear and nothing was produced."""
@@ -87,12 +119,18 @@ class Memory:
 
 def note(memory: Memory, sample: Sample) -> Memory:
     """Return the memory with everything noted that this sample shows; its verdict is still the old one."""
+    before = memory
     memory = _note_time(memory, sample)
+    memory = _note_boards(memory, sample)
     memory = _note_tree(memory, sample)
+    memory = _note_outside(memory, sample, gap=before.started_at is not None and sample.t - before.now > GAP)
     memory = _note_log(memory, sample)
     memory = _note_stacks(memory, sample)
+    memory = _note_stretch(memory, before, sample)
     memory = _note_host(memory, sample)
-    return _note_answer(memory, sample)
+    memory = _note_answer(memory, sample)
+    memory = replace(memory, trouble=note_trouble(memory.trouble, sample))
+    return _note_serving(memory, sample)
 
 
 def _note_time(memory: Memory, sample: Sample) -> Memory:
@@ -107,23 +145,20 @@ def _note_time(memory: Memory, sample: Sample) -> Memory:
             activity_at=sample.t,
         )
     if sample.t - memory.now > GAP:
-        memory = _moved(memory, sample.t, activity="a gap of the watcher itself")
+        memory = _moved(replace(memory, agreement=None), sample.t, activity=WATCHER)
     return replace(memory, now=sample.t)
 
 
 def _note_tree(memory: Memory, sample: Sample) -> Memory:
     if isinstance(sample.tree, Unseen):
         # Nothing can be said about a stretch in which the members were not seen.
-        return _moved(replace(memory, window=()), sample.t, activity="unseen processes")
+        unseen = replace(memory, window=(), wide=(), recent=(), agreement=None)
+        return _moved(unseen, sample.t, activity=UNSEEN_PROCESSES)
     tree = sample.tree
-    now = reading_of(sample, tree)
+    now = reading_of(sample.t, tree, memory.boards)
     if memory.window:
-        memory = _moved(
-            memory,
-            sample.t,
-            progress=progressed_within(memory.window, now),
-            activity=what_was_active(memory.window, now),
-        )
+        active = what_was_active(memory.window, now)
+        memory = _moved(memory, sample.t, progress=progressed_within(memory.wide, now), activity=active)
     root = memory.root or _root_of(tree)
     return replace(
         memory,
@@ -131,6 +166,8 @@ def _note_tree(memory: Memory, sample: Sample) -> Memory:
         root=root,
         departed=tree.departed,
         window=slide(memory.window, now),
+        wide=slide(memory.wide, now),
+        recent=slide(memory.recent, now),
     )
 
 
@@ -147,8 +184,9 @@ def _note_log(memory: Memory, sample: Sample) -> Memory:
         place = advance(place, sample.log.lines, memory.rules.markers, sample.t)
     memory = _place(memory, place)
     log, news = read_log(memory.log, sample.log, memory.rules.noise)
-    told = told_by(sample.log.lines, memory.rules)
-    memory = replace(memory, log=log, told=(*memory.told, *told)[-64:], last_words=news or memory.last_words)
+    told = told_by(sample.log.lines, memory.rules, sample.t)
+    said = note_said(memory.said, sample.log.lines, memory.rules.noise)
+    memory = replace(memory, log=log, said=said, told=(*memory.told, *told)[-64:], last_words=news or memory.last_words)
     return _moved(memory, sample.t, progress="log" if news else "")
 
 
@@ -163,11 +201,17 @@ def _note_stacks(memory: Memory, sample: Sample) -> Memory:
     if isinstance(sample.stacks, Unseen):
         asked = sample.stacks != NOT_ASKED
         return replace(memory, stacks_unseen=sample.stacks.reason, stacks_at=sample.t) if asked else memory
-    agreement, changed = compare(memory.agreement, sample.stacks, sample.t)
+    agreement, kinds, changed = compare(memory.agreement, sample.stacks, sample.t, memory.kinds_of_stacks)
     missing = [f"{s.title}: {s.threads.reason}" for s in sample.stacks if s.is_python and isinstance(s.threads, Unseen)]
     if changed:
         memory = _moved(memory, sample.t, progress="stacks")
-    return replace(memory, agreement=agreement, stacks_at=sample.t, stacks_unseen="; ".join(missing[:3]))
+    return replace(
+        memory,
+        agreement=agreement,
+        kinds_of_stacks=kinds,
+        stacks_at=sample.t,
+        stacks_unseen="; ".join(missing[:3]),
+    )
 
 
 def _note_host(memory: Memory, sample: Sample) -> Memory:
@@ -178,19 +222,101 @@ def _note_host(memory: Memory, sample: Sample) -> Memory:
     return replace(memory, oom_kills_before=before, oom_kills=kills - before)
 
 
+def _note_boards(memory: Memory, sample: Sample) -> Memory:
+    boards = note_boards(memory.boards, sample.gpus, sample.tree, sample.t)
+    memory = replace(memory, boards=boards)
+    if memory.ready_at is not None or not works(boards):
+        return memory
+    return _moved(memory, sample.t, progress=GPU_WORK)
+
+
+def _note_outside(memory: Memory, sample: Sample, *, gap: bool) -> Memory:
+    outside, grown = note_outside(memory.outside, sample, gap=gap, produced_at=memory.progress_at)
+    memory = replace(memory, outside=outside)
+    if outside.is_quiet(sample.t):
+        # Stillness that is wanted says nothing, and is no beginning of a still stretch either.
+        return replace(_moved(memory, sample.t, activity=QUIET), progress_at=sample.t, agreement=None)
+    return _moved(memory, sample.t, progress=grown)
+
+
+def _note_stretch(memory: Memory, before: Memory, sample: Sample) -> Memory:
+    """Note what a still stretch began with, and how long one was that ended in movement."""
+    at, produced = memory.last_movement_at, memory.progress_at == sample.t
+    if produced and memory.progress_by != GPU_WORK:
+        memory = replace(memory, boards=note_product(memory.boards))
+    if at != sample.t or isinstance(sample.tree, Unseen):
+        return memory
+    memory = replace(memory, written_before=sample.tree.written_chars)
+    still = sample.t - before.last_movement_at
+    wanted = isinstance(before.verdict, Waiting) or (
+        memory.activity_at == at and memory.activity_by in {QUIET, WATCHER}
+    )
+    if before.started_at is None or memory.ready_at is not None or wanted or still < STRETCH:
+        return memory
+    longest = {**dict(memory.longest_still)}
+    phase = before.place.phase
+    longest[phase] = max(longest.get(phase, 0.0), still)
+    return replace(memory, longest_still=tuple(longest.items()))
+
+
 def _note_answer(memory: Memory, sample: Sample) -> Memory:
-    if memory.ready_at is None and isinstance(sample.answer, Reply) and sample.answer.state == "good":
+    if memory.ready_at is None and _has_started_without_answers(memory):
+        return _place(replace(memory, ready_at=sample.t), Place("serving", sample.t))
+    good = isinstance(sample.answer, Reply) and sample.answer.state == "good"
+    if memory.ready_at is None and (good or _was_ready_before(memory, sample)):
         memory = _place(replace(memory, ready_at=sample.t), Place("serving", sample.t))
     return memory
 
 
+def _was_ready_before(memory: Memory, sample: Sample) -> bool:
+    """Whether a server that somebody else started is past its start: a member listens, and any route answers."""
+    port = sample.port
+    if not memory.rules.attached or isinstance(port, Unseen) or port.listener is None or port.listener.ours is False:
+        return False
+    return any(isinstance(reply, Reply) and reply.state == "good" for reply in (sample.health, sample.canary))
+
+
+def _note_serving(memory: Memory, sample: Sample) -> Memory:
+    if memory.ready_at is None:
+        return memory
+    at_work = memory.boards.working[:1]
+    works_at = "".join(f"{b.name} at {b.watts:.0f} W" if b.watts is not None else f"{b.name} at work" for b in at_work)
+    news = memory.progress_by == "log" and memory.progress_at == sample.t
+    serving = note_serving(
+        memory.serving,
+        sample,
+        memory.rules,
+        ready_at=memory.ready_at,
+        works=works_at,
+        may_work=works(memory.boards) is not False and is_busy_for_nothing(memory.boards) is not True,
+        news=news,
+    )
+    tokens = serving.produced_by == "tokens" and serving.produced_at > memory.serving.produced_at
+    return replace(memory, serving=serving, boards=note_product(memory.boards) if tokens else memory.boards)
+
+
+def _has_started_without_answers(memory: Memory) -> bool:
+    """Whether a node that never answers by itself is done: its log says so, or all its workers wait for work."""
+    if memory.rules.answers or memory.tree is None:
+        return False
+    if memory.place.phase == "serving":
+        return True
+    if memory.agreement is None or not memory.agreement.holds_since(memory.progress_at):
+        return False
+    found = {s.pid: wait_of(s, memory.rules) for s in memory.agreement.stacks}
+    waits = [found.get(p.pid) for p in working_members(memory.tree, memory.rules)]
+    return bool(waits) and all(site is not None and site.waits_for == "work" for site in waits)
+
+
 def _moved(memory: Memory, t: float, *, progress: str = "", activity: str = "") -> Memory:
-    """Any movement ends the still stretch: looks and stacks taken in it no longer count."""
+    """Any movement ends the still stretch; what was produced ends the stretch of looks and stacks as well."""
     if not progress and not activity:
         return memory
-    memory = replace(memory, window=memory.window[-1:], agreement=None, stacks_at=None)
+    memory = replace(memory, window=memory.window[-1:])
     if progress:
-        memory = replace(memory, progress_at=t, progress_by=progress)
+        memory = replace(
+            memory, progress_at=t, progress_by=progress, wide=memory.wide[-1:], agreement=None, stacks_at=None
+        )
     if activity:
         memory = replace(memory, activity_at=t, activity_by=activity)
     return memory

@@ -22,8 +22,9 @@ from hangguard.facts import (
 )
 from hangguard.judge.phases import is_later
 
-TRANSIENT = ("port",)
-"""Reasons of an exit after which the very same launch may well come up."""
+TRANSIENT = ("port", "download", "dist-timeout")
+"""Reasons of an exit after which the very same launch may well come up: a port that a predecessor has not let go yet,
+a hub that did not answer, a peer that was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def next_move(
         applied = AppliedChange(name=fallback.name, change=describe(launch, changed), alters=fallback.alters)
         return Relaunch(changed, budget.after, applied, (*changes, applied), fallback.cost)
     if _may_retry_unchanged(history, retry_hangs=retry_hangs):
-        return Relaunch(launch, budget.after, None, changes, "an unchanged retry")
+        # What a server held when it hung is lost already: nothing is gained by waiting.
+        after = 0.0 if verdict.phase == "serving" and not isinstance(verdict, Exited) else budget.after
+        return Relaunch(launch, after, None, changes, "an unchanged retry")
     return GiveUp(_nothing_left(verdict, fallbacks), "exhausted")
 
 
@@ -127,7 +130,9 @@ def _no_relaunch(last: Attempt) -> GiveUp | None:
 
 
 def _questions(verdict: Verdict) -> set[str]:
-    """What a fallback may answer: the phase of a hang, or the reason of an exit."""
+    """What a fallback may answer: the phase of a hang, or the reason of an exit. No flag wakes what somebody stopped."""
+    if isinstance(verdict, Stuck) and verdict.kind == "stopped":
+        return set()
     if isinstance(verdict, (Stuck, Broken)) or (isinstance(verdict, Expired) and verdict.kind == "unclear"):
         return {verdict.phase}
     return {verdict.kind}
@@ -149,7 +154,7 @@ def _may_retry_unchanged(history: tuple[Attempt, ...], *, retry_hangs: bool) -> 
         return False
     if isinstance(verdict, Exited):
         return verdict.kind in TRANSIENT
-    return retry_hangs and isinstance(verdict, Stuck)
+    return retry_hangs and isinstance(verdict, (Stuck, Broken))
 
 
 def _nothing_left(verdict: Verdict, fallbacks: tuple[Fallback, ...]) -> str:

@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hangguard.facts import Gpu, Log, Sample, Tree, Unseen
+from hangguard.facts import Log, Process, Tree
+from hangguard.judge.boards import Boards
 from hangguard.judge.rules import TRACKERS, matches
 
 WINDOW = 5.0
@@ -36,12 +37,27 @@ RSS_STEP = 4 * 1024**2
 
 GPU_MEMORY_STEP = 16 * 1024**2
 
-GPU_BUSY_PERCENT = 5.0
+MAJOR_FAULT_RATE, MAJOR_FAULT_SLACK = 2.0, 5.0
+"""Pages a second that had to be read from a disk: hung at most 0.5; mapped weights on a slow disk far more."""
+
+HOT_SHARE = 0.5
+"""Of a core: a process that uses more is hot. Hung ones that poll stay below 2 %, those that spin at 95 to 100 %."""
+
+COMPILERS = frozenset({
+    "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "nvlink", "ninja", "make", "cmake", "gcc", "g++", "c++", "cc",
+    "cc1", "cc1plus", "clang", "clang++", "cl", "as", "ld", "lld", "ld.lld", "ld.gold", "ld.bfd", "collect2", "hipcc",
+    "triton", "tilelang", "nvrtc",
+})  # fmt: skip
+"""The kernel's names of programs that compile, at most 15 characters."""
+
+COMPILE_WORKERS = (r"torch/_inductor/compile_worker", r"torch\._inductor\.compile_worker", r"\bptxas\b", r"\bcicc\b")
+"""Titles of Python processes that compile for others (torch/_inductor/compile_worker/__main__.py)."""
 
 BUSY_SHARE = 0.6
 """Threads in R or D: in at least 88 % of the samples of 5 s of every healthy start, at most 50 % of a hang's."""
 
 DISK_WAIT = "threads in disk wait"
+COMPILING = "a compiler's CPU time"
 
 BUSY_LOOKS = 4
 """Fewer looks at the thread states than this within the window say nothing."""
@@ -64,14 +80,20 @@ class Reading:
     rss_bytes: int = 0
     busy: Literal["", "R", "D"] | None = None
     """Whether any thread was runnable or in disk wait; ``None``: not looked at."""
-    gpu_memory: tuple[int, ...] | None = None
+    gpu_memory: tuple[tuple[str, int], ...] = ()
+    """(board, bytes) of every board that no stranger holds."""
     gpu_busy: bool | None = None
+    major_faults: int = 0
+    sockets: tuple[tuple[int, int, int], ...] = ()
+    """(pid, start time, bytes received over the connections it has now) of every member that was looked at."""
+    compilers: tuple[tuple[int, int], ...] = ()
+    """(pid, start time) of every member that compiles."""
 
 
-def reading_of(sample: Sample, tree: Tree) -> Reading:
+def reading_of(t: float, tree: Tree, boards: Boards) -> Reading:
     """Reduce a sample to its counters."""
     return Reading(
-        t=sample.t,
+        t=t,
         cpu=tuple((p.pid, p.started, p.cpu_seconds + p.reaped_cpu_seconds, p.threads) for p in tree.members),
         orphan_cpu=tree.orphan_cpu_seconds,
         births=tree.births,
@@ -82,9 +104,17 @@ def reading_of(sample: Sample, tree: Tree) -> Reading:
         disk_read_bytes=tree.disk_read_bytes,
         rss_bytes=sum(p.rss_bytes for p in tree.members),
         busy=_busy(tree),
-        gpu_memory=_gpu_memory(sample.gpus),
-        gpu_busy=_gpu_busy(sample.gpus),
+        gpu_memory=tuple((b.uuid, b.memory) for b in boards.boards if b.memory is not None),
+        gpu_busy=boards.is_busy,
+        major_faults=sum(p.major_faults for p in tree.members),
+        sockets=tuple((*p.identity, p.socket_bytes) for p in tree.members if p.socket_bytes is not None),
+        compilers=tuple(p.identity for p in tree.members if compiles(p)),
     )
+
+
+def compiles(process: Process) -> bool:
+    """Say whether the process is a compiler, or a worker that compiles for others."""
+    return process.name in COMPILERS or matches(COMPILE_WORKERS, process.title)
 
 
 def _busy(tree: Tree) -> Literal["", "R", "D"] | None:
@@ -93,22 +123,6 @@ def _busy(tree: Tree) -> Literal["", "R", "D"] | None:
     if not states or None in states:
         return None
     return "D" if "D" in seen else "R" if "R" in seen else ""
-
-
-def _gpu_memory(gpus: tuple[Gpu, ...] | Unseen) -> tuple[int, ...] | None:
-    if isinstance(gpus, Unseen):
-        return None
-    used = [gpu.memory_used_bytes for gpu in gpus]
-    return tuple(u for u in used if not isinstance(u, Unseen))
-
-
-def _gpu_busy(gpus: tuple[Gpu, ...] | Unseen) -> bool | None:
-    if isinstance(gpus, Unseen):
-        return None
-    loads = [gpu.utilization_percent for gpu in gpus]
-    if any(not isinstance(load, Unseen) and load >= GPU_BUSY_PERCENT for load in loads):
-        return True
-    return None if any(isinstance(load, Unseen) for load in loads) else False
 
 
 def what_progressed(earlier: Reading, now: Reading) -> str:
@@ -120,17 +134,29 @@ def what_progressed(earlier: Reading, now: Reading) -> str:
         "bytes written": (now.written_chars - earlier.written_chars, BYTE_RATE * dt + BYTE_SLACK),
         "disk": (now.disk_read_bytes - earlier.disk_read_bytes, BYTE_RATE * dt + BYTE_SLACK),
         "memory": (abs(now.rss_bytes - earlier.rss_bytes), RSS_STEP),
+        "major faults": (now.major_faults - earlier.major_faults, MAJOR_FAULT_RATE * dt + MAJOR_FAULT_SLACK),
+        "bytes received": (_received(earlier, now), BYTE_RATE * dt + BYTE_SLACK),
         "a process began": (now.births - earlier.births, 0),
         "a process ended": (now.deaths - earlier.deaths, 0),
         "GPU memory": (_gpu_memory_step(earlier, now), GPU_MEMORY_STEP),
     }
-    return next((source for source, (delta, allowed) in grown.items() if delta > allowed), "")
+    found = next((source for source, (delta, allowed) in grown.items() if delta > allowed), "")
+    return found or (COMPILING if _compiled(earlier, now) else "")
 
 
 def _gpu_memory_step(earlier: Reading, now: Reading) -> int:
-    if earlier.gpu_memory is None or now.gpu_memory is None or len(earlier.gpu_memory) != len(now.gpu_memory):
-        return 0
-    return max((abs(b - a) for a, b in zip(earlier.gpu_memory, now.gpu_memory, strict=True)), default=0)
+    before = dict(earlier.gpu_memory)
+    return max((abs(used - before.get(board, used)) for board, used in now.gpu_memory), default=0)
+
+
+def _received(earlier: Reading, now: Reading) -> int:
+    before = {(pid, started): count for pid, started, count in earlier.sockets}
+    return sum(max(0, count - before.get((pid, started), count)) for pid, started, count in now.sockets)
+
+
+def _compiled(earlier: Reading, now: Reading) -> bool:
+    dt, compilers = now.t - earlier.t, set(now.compilers)
+    return any(_is_above_floor(used, n, dt) for who, used, n in _cpu_used(earlier, now) if who in compilers)
 
 
 def what_was_active(window: tuple[Reading, ...], now: Reading) -> str:
@@ -160,12 +186,28 @@ def slide(window: tuple[Reading, ...], now: Reading) -> tuple[Reading, ...]:
 
 def _cpu_moved(earlier: Reading, now: Reading) -> bool:
     dt = now.t - earlier.t
-    before = {(pid, started): cpu for pid, started, cpu, _ in earlier.cpu}
-    for pid, started, cpu, threads in now.cpu:
-        allowed = (CPU_RATE + CPU_RATE_PER_THREAD * threads) * dt + CPU_SLACK
-        if cpu - before.get((pid, started), cpu) > allowed:
-            return True
+    if any(_is_above_floor(used, threads, dt) for _, used, threads in _cpu_used(earlier, now)):
+        return True
     return now.orphan_cpu - earlier.orphan_cpu > CPU_RATE * dt + CPU_SLACK
+
+
+def _cpu_used(earlier: Reading, now: Reading) -> list[tuple[tuple[int, int], float, int]]:
+    """(identity, CPU seconds used meanwhile, threads) of every member that was there at both moments."""
+    before = {(pid, started): cpu for pid, started, cpu, _ in earlier.cpu}
+    return [((pid, started), cpu - before.get((pid, started), cpu), n) for pid, started, cpu, n in now.cpu]
+
+
+def _is_above_floor(used: float, threads: int, dt: float) -> bool:
+    return used > (CPU_RATE + CPU_RATE_PER_THREAD * threads) * dt + CPU_SLACK
+
+
+def active_members(window: tuple[Reading, ...]) -> dict[tuple[int, int], float]:
+    """Return the members that used more CPU in this window than threads that poll, each with its share of a core."""
+    if len(window) < 2:
+        return {}
+    earlier, now = window[0], window[-1]
+    dt = now.t - earlier.t
+    return {who: used / dt for who, used, n in _cpu_used(earlier, now) if _is_above_floor(used, n, dt)}
 
 
 def progressed_within(window: tuple[Reading, ...], now: Reading) -> str:

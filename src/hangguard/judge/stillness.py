@@ -5,22 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hangguard.facts import PHASES, Phase, Process, Stack, Suspect, ThreadStack, Tree, Unseen
+from hangguard.facts import PHASES, Phase, Process, Stack, ThreadStack, Tree, Unseen
 from hangguard.judge.phases import phase_of_stack
 from hangguard.judge.rules import TRACKERS, Rules, matches
+from hangguard.judge.sites import HUB_FILES, WITHIN, main_thread, wait_of
 
 APART = 3.0
 """Two stack samples count as two only when they are at least this far apart, seconds."""
-
-DOWNLOAD_FILES = (
-    "huggingface_hub", "hf_transfer", "requests/", "urllib3", "httpx", "httpcore", "aiohttp", "http/client.py",
-    "ssl.py", "boto", "modelscope",
-)  # fmt: skip
-LOCK_FILES = ("filelock", "file_baton.py")
-"""Files of frames that wait for something outside the launch: a download, or a lock that somebody may hold."""
-
-HUB_FILES = ("huggingface_hub", "hf_transfer", "modelscope")
-"""The same for a front end, which has HTTP libraries on its stack while it serves."""
 
 INSIDE_CHANNELS = (
     "futex", "do_wait", "pipe_read", "anon_pipe_read", "pipe_write", "anon_pipe_write", "pipe_wait", "unix_stream",
@@ -46,31 +37,52 @@ LOCK_CHANNELS = ("lock_inode_wait", "lock_file_wait")
 """Parts of the wait channels of a blocking ``flock`` or ``lockf``."""
 
 
+LOOKS_KEPT = 64
+
+KINDS_KEPT = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Stack samples within one still stretch."""
+    """Stack samples within one stretch in which nothing was produced."""
 
-    first_at: float
-    last_at: float
+    looks: tuple[float, ...]
+    """When they were taken, oldest first (the last 64)."""
     signature: tuple[object, ...]
     stacks: tuple[Stack, ...]
     complete: bool
     """Whether every member could be seen."""
+    first_at: float
 
     @property
-    def holds(self) -> bool:
-        """Two samples far enough apart were equal, on all members."""
-        return self.complete and self.last_at - self.first_at >= APART
+    def last_at(self) -> float:
+        """When the last one was taken."""
+        return self.looks[-1]
+
+    def holds_since(self, t: float) -> bool:
+        """Say whether two samples after ``t``, far enough apart, were equal on all members."""
+        after = [look for look in self.looks if look > t]
+        return self.complete and bool(after) and after[-1] - after[0] >= APART
 
 
-def compare(before: Agreement | None, stacks: tuple[Stack, ...], t: float) -> tuple[Agreement, bool]:
-    """Return the agreement after one more stack sample, and whether the stacks changed (which is progress)."""
+def compare(
+    before: Agreement | None, stacks: tuple[Stack, ...], t: float, kinds: frozenset[int]
+) -> tuple[Agreement, frozenset[int], bool]:
+    """Return the agreement after one more stack sample, the kinds of stacks seen, and whether that is progress.
+
+    It is where a member stands as it never stood before. A loop that goes round through a few functions changes
+    its stack for ever, and gets nowhere: as with lines of the log, only a new kind is news.
+    """
     signature = tuple(_signature(stack) for stack in sorted(stacks, key=lambda s: (s.pid, s.started)))
     complete = bool(stacks) and all(_is_seen(stack) for stack in stacks)
+    now = frozenset(hash(part) for part in signature)
+    fresh = not now <= kinds
+    kinds = kinds | now if len(kinds) < KINDS_KEPT else now
     if before is None or before.signature != signature:
-        changed = before is not None and before.complete and complete
-        return Agreement(t, t, signature, stacks, complete), changed
-    return Agreement(before.first_at, t, signature, stacks, complete and before.complete), False
+        changed = fresh and before is not None and before.complete and complete
+        return Agreement((t,), signature, stacks, complete, t), kinds, changed
+    looks = (*before.looks, t)[-LOOKS_KEPT:]
+    return Agreement(looks, signature, stacks, complete and before.complete, before.first_at), kinds, False
 
 
 def _signature(stack: Stack) -> object:
@@ -134,36 +146,46 @@ def movers(tree: Tree, rules: Rules) -> tuple[Process, ...]:
 
 
 def may_end_from_outside(
-    stacks: tuple[Stack, ...], processes: tuple[Process, ...]
+    stacks: tuple[Stack, ...], processes: tuple[Process, ...], rules: Rules
 ) -> tuple[Literal["lock", "download"], str] | None:
     """Return what could still end the wait of one of these members from outside the launch, and who waits for it."""
     pids = {p.pid for p in processes}
     for stack in stacks:
+        who = f"{stack.title} ({stack.pid})"
         channels = (stack.wait_channel, *stack.other_channels) if stack.pid in pids else ()
         if any(part in channel for channel in channels if isinstance(channel, str) for part in LOCK_CHANNELS):
-            return "lock", f"{stack.title} ({stack.pid}) waits for a file lock"
-        main = None if isinstance(stack.threads, Unseen) else main_thread(stack.threads)
-        for frame in main.frames if main else ():
-            where = f"{stack.title} ({stack.pid}) waits in {frame.function} ({frame.file})"
-            if stack.pid in pids and any(part in frame.file for part in LOCK_FILES):
-                return "lock", where
-            if any(part in frame.file for part in (DOWNLOAD_FILES if stack.pid in pids else HUB_FILES)):
-                return "download", where
+            return "lock", f"{who} waits for a file lock"
+        found = wait_of(stack, rules)
+        if found is None:
+            continue
+        if stack.pid in pids and found.waits_for == "lock":
+            return "lock", f"{who} waits in {found}"
+        if found.waits_for == "download" and (stack.pid in pids or found.site.file in HUB_FILES):
+            return "download", f"{who} waits in {found}"
     return None
 
 
-def may_wake_by_itself(stacks: tuple[Stack, ...], processes: tuple[Process, ...], rules: Rules) -> str:
-    """Return which of these members sleeps for a time, or in a way that cannot be told from it; "" if none."""
+def may_wake_by_itself(
+    stacks: tuple[Stack, ...], processes: tuple[Process, ...], rules: Rules, *, ours: frozenset[int] = frozenset()
+) -> str:
+    """Return which of these members sleeps for a time, or in a way that cannot be told from it; "" if none.
+
+    A wait for a peer has a clock too (gloo, the store), which ends it in an error; on one machine only another
+    member can end it well, and all of them are looked at here. The same goes for ``ours``: pids that wait for a lock
+    which another member holds.
+    """
     by_identity = {(stack.pid, stack.started): stack for stack in stacks}
     for process in processes:
         stack, who = by_identity.get(process.identity), f"{process.title} ({process.pid})"
         if stack is None:
             return f"there is no stack of {who}"
+        found = wait_of(stack, rules) if rules.nodes == 1 else None
+        for_a_peer = process.pid in ours or (found is not None and found.waits_for in WITHIN)
         if isinstance(stack.wait_channel, Unseen):
             return f"the wait channel of {who} cannot be seen ({stack.wait_channel.reason})"
-        if not stack.wait_channel:
+        if not stack.wait_channel and not for_a_peer:
             return f"the kernel does not tell what {who} waits for"
-        if not stack.wait_channel.startswith(INSIDE_CHANNELS):
+        if not for_a_peer and not stack.wait_channel.startswith(INSIDE_CHANNELS):
             return f"{who} waits in {stack.wait_channel}, which may end by itself"
         if channel := _of_a_thread(stack, known=matches(rules.workers, process.title)):
             return f"a thread of {who} waits in {channel}, which may end by itself"
@@ -198,21 +220,3 @@ def _is_task_of_a_pool(thread: ThreadStack) -> bool:
     return any(part in file for file in files[1:] for part in POOL_FILES) and not any(
         part in files[0] for part in (*POOL_FILES, "/queue.py")
     )
-
-
-def main_thread(threads: tuple[ThreadStack, ...]) -> ThreadStack | None:
-    """Return the main thread, or the one with the deepest stack."""
-    named = [t for t in threads if t.name == "MainThread"]
-    return named[0] if named else max(threads, key=lambda t: len(t.frames), default=None)
-
-
-def suspects(tree: Tree, rules: Rules, stacks: tuple[Stack, ...]) -> tuple[Suspect, ...]:
-    """Return the working members, each with the innermost frames of its main thread."""
-    by_pid = {stack.pid: stack for stack in stacks}
-    return tuple(_suspect(p, by_pid.get(p.pid)) for p in working_members(tree, rules)[:16])
-
-
-def _suspect(process: Process, stack: Stack | None) -> Suspect:
-    main = None if stack is None or isinstance(stack.threads, Unseen) else main_thread(stack.threads)
-    at = tuple(f"{f.function} ({f.file.rsplit('/', 1)[-1]}:{f.line})" for f in (main.frames[:8] if main else ()))
-    return Suspect(pid=process.pid, title=process.title, at=at)

@@ -18,15 +18,21 @@ from typing import Any, ClassVar, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from hangguard.facts import NOT_ASKED, Ask, Port, Sample, Stack, Tree, Unseen
+from hangguard.facts import NOT_ASKED, Ask, Port, Sample, Serving, Stack, Tree, Unseen
 from hangguard.observe.answers import HealthProbe, ReadinessProbe
+from hangguard.observe.canary import CanaryProbe
 from hangguard.observe.gpus import GpuProbe
+from hangguard.observe.growth import GrowthProbe
 from hangguard.observe.host import HostProbe
+from hangguard.observe.locks import LocksProbe
 from hangguard.observe.logs import LogProbe
-from hangguard.observe.ports import PortProbe
+from hangguard.observe.memory_stacks import read_directly
+from hangguard.observe.nccl_ras import CommunicatorsProbe
 from hangguard.observe.processes import ProcessProbe
+from hangguard.observe.serving import ServingProbe
 from hangguard.observe.stacks import take_stacks
 from hangguard.observe.target import Probe, Shared, Target
+from hangguard.observe.unix_sockets import port_probe
 
 __all__ = ["PROBES", "Observer", "Probe", "ProbeFactory", "Shared", "Target"]
 
@@ -46,6 +52,7 @@ class StacksProbe:
     def __init__(self, target: Target, shared: Shared) -> None:
         self._within = target.probe_within
         self._shared = shared
+        self._reader = target.guardian_stacks or read_directly
 
     async def look(self, ask: Ask) -> tuple[Stack, ...] | Unseen:
         """Return a stack a member; one that gave none carries its reason."""
@@ -55,7 +62,7 @@ class StacksProbe:
         if isinstance(tree, Unseen):
             return Unseen(f"the members are unseen: {tree.reason}")
         # A little less than the deadline of the whole look, so that what came in time is not lost with it.
-        return await take_stacks(tree.members, within=0.9 * self._within)
+        return await take_stacks(tree.members, within=0.9 * self._within, reader=self._reader)
 
     async def aclose(self) -> None:
         """Nothing stays between two looks."""
@@ -64,12 +71,17 @@ class StacksProbe:
 PROBES: tuple[ProbeFactory, ...] = (
     lambda target, _shared: ProcessProbe(target),
     lambda target, _shared: LogProbe(target.log_path, within=target.probe_within, telling=target.telling),
-    PortProbe,
+    port_probe,
     HealthProbe,
     ReadinessProbe,
     lambda target, _shared: GpuProbe(target.launch, within=target.probe_within),
-    lambda target, _shared: HostProbe(within=target.probe_within),
+    lambda target, _shared: HostProbe(within=target.probe_within, root=target.root),
     StacksProbe,
+    ServingProbe,
+    CanaryProbe,
+    lambda target, _shared: GrowthProbe(target),
+    LocksProbe,
+    CommunicatorsProbe,
 )
 """Every source, cheap ones first. All are asked at once; ``after`` says who needs whom."""
 
@@ -146,6 +158,8 @@ class Observer:
             self._shared.tree = fact
         elif field == "port" and isinstance(fact, (Port, Unseen)):
             self._shared.port = fact
+        elif field == "serving" and isinstance(fact, (Serving, Unseen)):
+            self._shared.serving = fact
 
     async def _close(self, probe: Probe) -> None:
         try:

@@ -15,11 +15,13 @@ if __name__ == "__main__":
     _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - nothing may be imported yet
     sys.path[:] = [folder for folder in sys.path if folder != _here]
 
+import importlib.util
 import json
 import queue
 import select
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 _STDIN = 0
@@ -81,6 +83,10 @@ class _Driver:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._problem: dict[str, Any] | None = {"unseen": "not opened"}
+        self._faults: Any = None
+        self._names: dict[int, dict[str, Any]] = {}
+        """What a board was called when it could still tell."""
+        self._holding = _Holding()
 
     def open(self) -> None:
         self._problem = self._open()
@@ -101,6 +107,8 @@ class _Driver:
             return {"unseen": f"nvmlInit: {error}", "absent": names.get(error.value)}
         except pynvml.NVMLLibraryMismatchError as error:  # not an NVMLError
             return {"unseen": f"nvmlInit: {error}"}
+        self._faults = _load("_nvml_faults").FaultWatch(pynvml)
+        self._faults.begin()
         return None
 
     def read(self) -> dict[str, Any]:
@@ -117,17 +125,28 @@ class _Driver:
     def _read_gpu(self, index: int) -> dict[str, Any]:
         nvml = self._nvml
         handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index)
-        if isinstance(handle, dict):  # "GPU is lost", for example: every figure is unseen for that reason
-            return {"index": index, "lost": handle["unseen"]}
+        figures = {"handle": handle} if isinstance(handle, dict) else self._figures(handle)
+        lost = next((answer for answer in figures.values() if _code(answer) in self._faults.lost_codes), None)
+        if lost is not None:
+            self._faults.note_lost(index, lost["unseen"], is_new=index in self._names)
+            figures = {"handle": lost}  # whatever else it still says is not worth anything
+        faults = self._faults.read(index)
+        if "handle" in figures:
+            return {"index": index, **self._names.get(index, {}), "lost": figures["handle"]["unseen"], "faults": faults}
+        named = {key: figures[key] for key in ("uuid", "name", "mig")}
+        self._names[index] = {key: name for key, name in named.items() if not isinstance(name, dict)}
+        return {"index": index, **figures, "faults": faults}
+
+    def _figures(self, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
         return {
-            "index": index,
             "uuid": self._ask(nvml.nvmlDeviceGetUUID, handle),
             "name": self._ask(nvml.nvmlDeviceGetName, handle),
             "memory": self._ask(self._memory, handle),
             "utilization": self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
             "milliwatts": self._ask(nvml.nvmlDeviceGetPowerUsage, handle),
             "holders": self._ask(self._holders, handle),
-            "mig": self._ask(self._mig_uuids, handle),
+            "mig": self._ask(self._mig_slices, handle),
         }
 
     def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -135,7 +154,7 @@ class _Driver:
         try:
             return call(*args)
         except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError) as error:
-            return {"unseen": f"NVML: {error}"}
+            return {"unseen": f"NVML: {error}", "code": getattr(error, "value", None)}
         except (AttributeError, TypeError, ValueError, OSError) as error:
             # A version of nvidia-ml-py that lacks the call or knows other arguments.
             return {"unseen": f"nvidia-ml-py: {type(error).__name__}: {error}"}
@@ -149,7 +168,7 @@ class _Driver:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return [memory.used, memory.total]
 
-    def _holders(self, handle: Any) -> list[list[int | None]]:
+    def _holders(self, handle: Any) -> list[list[int | bool | None]]:
         nvml = self._nvml
         compute = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         try:
@@ -159,9 +178,10 @@ class _Driver:
                 raise
             graphics = []  # a board that has no graphics has nobody who uses it for that
         by_pid = {process.pid: process.usedGpuMemory for process in (*graphics, *compute)}
-        return [[pid, by_pid[pid]] for pid in sorted(by_pid)]
+        return [[pid, by_pid[pid], self._holding.is_known(pid)] for pid in sorted(by_pid)]
 
-    def _mig_uuids(self, handle: Any) -> list[str]:
+    def _mig_slices(self, handle: Any) -> list[list[str | int | None]]:
+        """Return the UUID of every slice with the number of its GPU instance, by which faults are attributed."""
         nvml = self._nvml
         try:
             current, _pending = nvml.nvmlDeviceGetMigMode(handle)
@@ -169,14 +189,75 @@ class _Driver:
             return []  # a board that cannot be divided
         if not current:
             return []
-        uuids = []
+        slices: list[list[str | int | None]] = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             try:
-                uuids.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                slices.append([nvml.nvmlDeviceGetUUID(part), self._instance(part)])
             except nvml.NVMLError as error:
                 if error.value != nvml.NVML_ERROR_NOT_FOUND:  # the numbers have gaps
                     raise
-        return uuids
+        return slices
+
+    def _instance(self, part: Any) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetGpuInstanceId(part))
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+
+class _Holding:
+    """Tells whether a pid that NVML names is a process here that has an NVIDIA device open.
+
+    Inside a container the number may be the host's, and then belongs to nobody here, or to a bystander.
+    """
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._seen: dict[int, bytes] = {}
+        """Who was seen to hold one: pid and start time."""
+
+    def is_known(self, pid: int) -> bool | None:
+        """Return ``None`` where its descriptors may not be read."""
+        try:
+            with open(f"{self._proc}/{pid}/stat", "rb") as stat:  # noqa: PTH123 - read every second
+                started = stat.read().rpartition(b")")[2].split()[19]
+        except (OSError, IndexError):
+            self._seen.pop(pid, None)
+            return False
+        if self._seen.get(pid) == started:
+            return True
+        folder = f"{self._proc}/{pid}/fd"
+        try:
+            descriptors = os.listdir(folder)  # noqa: PTH208
+        except PermissionError:
+            return None
+        except OSError:
+            return False
+        for descriptor in descriptors:
+            try:
+                # WSL has /dev/dxg in the place of all device files.
+                if os.readlink(f"{folder}/{descriptor}").startswith(("/dev/nvidia", "/dev/dxg")):  # noqa: PTH115
+                    self._seen[pid] = started
+                    return True
+            except OSError:
+                continue
+        return False
+
+
+def _code(answer: Any) -> int | None:
+    return answer.get("code") if isinstance(answer, dict) else None
+
+
+def _load(name: str) -> Any:
+    """Load a module that lies beside this file: the package is not imported here, it would cost half a second."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"hangguard_{name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

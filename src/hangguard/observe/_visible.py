@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hangguard.facts import Gpu, GpuHolder, Unseen
+from hangguard.facts import Gpu, GpuFault, GpuHolder, Unseen
+from hangguard.observe._xids import BY_PROGRAM, XIDS
 
 _NO_MIG_UTILIZATION = Unseen("MIG has no utilisation")
 
@@ -69,12 +70,25 @@ def _by_slice(boards: list[dict[str, Any]], gpus: list[Gpu], slices: list[str]) 
                 return Unseen(f"the board of {entry} cannot be found: {unknown.get('unseen', 'a GPU is lost')}")
             break
         parents[parent.index] = replace(parent, utilization_percent=_NO_MIG_UTILIZATION)
-    return tuple(parents.values())
+    return tuple(_without_neighbours(boards, gpu, slices) for gpu in parents.values())
+
+
+def _without_neighbours(boards: list[dict[str, Any]], gpu: Gpu, slices: list[str]) -> Gpu:
+    """Leave out the faults that the driver attributes to GPU instances of which the launch has no slice."""
+    board = next(board for board in boards if board["index"] == gpu.index)
+    if isinstance(gpu.faults, Unseen) or not isinstance(board.get("mig"), list):
+        return gpu
+    entries = [entry for entry in board["mig"] if any(str(entry[0]).startswith(wanted) for wanted in slices)]
+    instances = {entry[1] for entry in entries}
+    if not entries or None in instances:
+        return gpu
+    told = board["faults"]
+    return replace(gpu, faults=tuple(_fault(fault) for fault in told if fault.get("instance") in {None, *instances}))
 
 
 def _holds_slice(board: dict[str, Any], gpu: Gpu, entry: str) -> bool:
     mig = board.get("mig")
-    if isinstance(mig, list) and any(str(uuid).startswith(entry) for uuid in mig):
+    if isinstance(mig, list) and any(str(part[0]).startswith(entry) for part in mig):
         return True
     # Before driver 470 a slice was named MIG-GPU-<uuid of the board>/<instance>/<instance>.
     return bool(gpu.uuid) and entry.startswith(f"MIG-{gpu.uuid}/")
@@ -109,8 +123,9 @@ def read_gpu(figures: dict[str, Any]) -> Gpu:
     if "lost" in figures:
         lost = Unseen(f"NVML does not give the GPU: {figures['lost']}".replace("NVML: ", ""))
         return Gpu(
-            index=figures["index"], uuid="", name="", memory_used_bytes=lost, memory_total_bytes=lost,
-            utilization_percent=lost, power_watts=lost, holders=lost,
+            index=figures["index"], uuid=_text(figures.get("uuid", "")), name=_text(figures.get("name", "")),
+            memory_used_bytes=lost, memory_total_bytes=lost, utilization_percent=lost, power_watts=lost, holders=lost,
+            faults=_faults(figures["faults"]),
         )  # fmt: skip
     memory, holders = figures["memory"], figures["holders"]
     power = _number(figures["milliwatts"])
@@ -122,7 +137,27 @@ def read_gpu(figures: dict[str, Any]) -> Gpu:
         memory_total_bytes=_unseen(memory) or int(memory[1]),
         utilization_percent=_number(figures["utilization"]),
         power_watts=power if isinstance(power, Unseen) else power / 1000.0,
-        holders=_unseen(holders) or tuple(GpuHolder(pid=pid, used_bytes=used) for pid, used in holders),
+        holders=_unseen(holders)
+        or tuple(GpuHolder(pid=pid, used_bytes=used, known=known) for pid, used, known in holders),
+        faults=_faults(figures["faults"]),
+    )
+
+
+def _faults(answer: Any) -> tuple[GpuFault, ...] | Unseen:
+    return _unseen(answer) or tuple(_fault(fault) for fault in answer)
+
+
+def _fault(told: dict[str, Any]) -> GpuFault:
+    code, count = told.get("code"), told.get("count", 0)
+    words = [str(told.get("detail") or XIDS.get(code or 0, ""))]
+    words += [f"{count} times"] if count > 1 else []
+    words += ["since before the launch"] if told.get("at") is None else []
+    return GpuFault(
+        kind=told["kind"],
+        code=code,
+        detail=", ".join(filter(None, words)).replace("NVML: ", ""),
+        at=told.get("at"),
+        by_program=code in BY_PROGRAM,
     )
 
 

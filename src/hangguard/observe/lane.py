@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import anyio
 
 from hangguard.facts import Unseen
+from hangguard.observe.rights import Rights, take_on
 
 T = TypeVar("T")
 
@@ -26,8 +27,10 @@ class Lane:
     waits for the thread for ever, and every look leaks another one.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rights: Rights | None = None) -> None:
+        """``rights``: with whose rights its thread opens files; where they cannot be taken on, every question fails."""
         self._name = name
+        self._rights = rights
         self._questions: queue.SimpleQueue[_Question[Any] | None] = queue.SimpleQueue()
         self._bell: int | None = None
         self._last: _Question[Any] | None = None
@@ -64,7 +67,7 @@ class Lane:
     def _send(self, asked: _Question[Any]) -> int:
         if self._bell is None:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            arguments = (self._questions, self._bell)
+            arguments = (self._questions, self._bell, self._rights)
             threading.Thread(target=_serve, args=arguments, name=f"hangguard {self._name}", daemon=True).start()
         _silence(self._bell)
         self._questions.put(asked)
@@ -86,11 +89,13 @@ class _Question(Generic[T]):
     def is_over(self) -> bool:
         return self.is_answered and not self.is_awaited
 
-    def run(self) -> None:
-        """Answer it. Called in the thread."""
+    def run(self, obstacle: OSError | None = None) -> None:
+        """Answer it, or say what is in the way. Called in the thread."""
         question, self._question = cast("Callable[[], T]", self._question), None
+        self._problem = obstacle
         try:
-            self._result = question()
+            if obstacle is None:
+                self._result = question()
         except BaseException as problem:  # noqa: BLE001 - it belongs to the asker, who gets it unchanged
             self._problem = problem
         self.is_answered = True
@@ -102,13 +107,23 @@ class _Question(Generic[T]):
         return cast("T", self._result)
 
 
-def _serve(questions: queue.SimpleQueue[_Question[Any] | None], bell: int) -> None:
+def _serve(questions: queue.SimpleQueue[_Question[Any] | None], bell: int, rights: Rights | None) -> None:
     """Answer until told to end. Only here is the bell closed: nobody else knows when it rang last."""
+    obstacle = _become(rights)
     while (asked := questions.get()) is not None:
-        asked.run()
+        asked.run(obstacle)
         del asked
         os.eventfd_write(bell, 1)
     os.close(bell)
+
+
+def _become(rights: Rights | None) -> OSError | None:
+    try:
+        if rights is not None:
+            take_on(rights)
+    except OSError as problem:
+        return problem
+    return None
 
 
 def _silence(bell: int) -> None:

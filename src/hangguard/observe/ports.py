@@ -1,4 +1,4 @@
-"""Who listens on a port: looked up in ``/proc``, nobody is connected to."""
+"""Who listens on a port, and who is connected to it: looked up in the kernel, nobody is connected to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from hangguard.facts import Ask, Listener, Port, Tree, Unseen
+from hangguard.facts import NOT_ASKED, Ask, Listener, Port, Tree, Unseen
+from hangguard.observe import connections
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import read_title
 from hangguard.observe.target import Shared, Target, why_unseen
@@ -51,23 +52,26 @@ class PortProbe:
         self._within = target.probe_within
         self._shared = shared
         self._search = _Search(net)
+        self._clients = _Clients(self._port, self._host, net)
         self._lane = Lane("ports")
 
-    async def look(self, _ask: Ask) -> Port | Unseen:
+    async def look(self, ask: Ask) -> Port | Unseen:
         """Return the port with its listener; whether it is ours is ``None`` while the tree is unseen."""
         tree = self._shared.tree
         members = frozenset(member.pid for member in tree.members) if isinstance(tree, Tree) else None
 
-        def read() -> Listener | None:
-            return self._search.who_listens(self._port, members, self._host)
+        def read() -> tuple[Listener | None, int | Unseen]:
+            listener = self._search.who_listens(self._port, members, self._host)
+            return listener, self._clients.count(members) if ask.sockets else NOT_ASKED
 
         try:
-            listener = await self._lane.ask(read, within=self._within)
+            seen = await self._lane.ask(read, within=self._within)
         except OSError as problem:
             return why_unseen(problem)
-        if isinstance(listener, Unseen):
-            return listener
-        return Port(port=self._port, listener=_with_title(listener, tree))
+        if isinstance(seen, Unseen):
+            return seen
+        listener, clients = seen
+        return Port(port=self._port, listener=_with_title(listener, tree), clients=clients)
 
     async def aclose(self) -> None:
         """Let the thread go."""
@@ -79,6 +83,44 @@ def _with_title(listener: Listener | None, tree: Tree | Unseen) -> Listener | No
     members = tree.members if isinstance(tree, Tree) else ()
     titles = [member.title for member in members if listener is not None and member.pid == listener.pid]
     return replace(listener, title=titles[0]) if listener is not None and titles else listener
+
+
+class _Clients:
+    """Counts who is connected to the port: not members, and not the probes of this program.
+
+    Connections of the program around us count too, for it may have sent a request of its own; a probe's is known
+    by its local end a moment after it was made, so one of this process counts only when it is seen twice.
+    """
+
+    def __init__(self, port: int, host: str, net: str) -> None:
+        self._port = port
+        self._host = host
+        self._net = net
+        self._seen_before: set[int] = set()
+
+    def count(self, members: frozenset[int] | None) -> int | Unseen:
+        if members is None:
+            return Unseen("the members are unseen")
+        # Before and after: a request that ends between two readings must not look like a stranger's.
+        probes, mine = connections.own_requests(), set(connections.socket_inodes(os.getpid()))
+        try:
+            everything = connections.read_connections(self._net)
+        except OSError as problem:
+            return why_unseen(problem)
+        arrived = [
+            end for end in everything if end.local.port == self._port and _in_the_way(end.local.address, self._host)
+        ]
+        if not arrived:
+            self._seen_before = set()
+            return 0
+        probes |= connections.own_requests()
+        mine.update(connections.socket_inodes(os.getpid()))
+        inode_at = {end.local: end.inode for end in everything}
+        peers = [inode_at.get(end.remote, 0) for end in arrived if end.remote not in probes]
+        theirs = {inode for pid in members for inode in connections.socket_inodes(pid)} if any(peers) else set()
+        just_made = (mine & set(peers)) - self._seen_before
+        self._seen_before = mine & set(peers)
+        return sum(inode not in theirs and inode not in just_made for inode in peers)
 
 
 class _Holder(NamedTuple):

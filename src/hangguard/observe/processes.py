@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 from hangguard.facts import Ask, Process, Tree, Unseen
-from hangguard.observe import procfs
+from hangguard.observe import connections, procfs
 from hangguard.observe.exits import Exits
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import TICK, Stat
@@ -36,6 +37,7 @@ class ProcessProbe:
         self._clock = target.clock
         self._lane = Lane("processes")
         self._titles = _Titles(proc)
+        self._sockets = _Sockets(target.launch.port, self._within / 2)
         self._members = _Members(target, proc)
 
     async def look(self, ask: Ask) -> Tree | Unseen:
@@ -48,15 +50,17 @@ class ProcessProbe:
             await self._titles.read(living, within=min(_TITLES_WITHIN, self._within / 2))
             titles = {stat.identity: self._titles.title_of(stat) for stat in living}
             states = ask.thread_states or sum(stat.number(20) for stat in living) < _THREADS_ALWAYS
-            return await self._lane.ask(lambda: members.tree(titles, states=states), within=self._within)
+            tree = await self._lane.ask(lambda: members.tree(titles, states=states), within=self._within)
         except OSError as problem:
             return why_unseen(problem)
+        return await self._sockets.add_to(tree) if ask.sockets and isinstance(tree, Tree) else tree
 
     async def aclose(self) -> None:
         """Let the threads go, and the descriptors from which exit codes are read."""
         await self._lane.ask(self._members.close, within=self._within)
         self._lane.close()
         self._titles.close()
+        self._sockets.close()
 
 
 class _Members:
@@ -220,6 +224,28 @@ class _Titles:
             known = self._known.get(stat.identity)
             title = procfs.read_title(stat.pid, self._proc) or (known[1] if known is not None else "")
             self._known[stat.identity] = (_version(stat), title)
+
+
+class _Sockets:
+    """The bytes that came in over TCP. In a lane of its own: to look into another namespace its thread goes there."""
+
+    def __init__(self, port: int, within: float) -> None:
+        self._port = port
+        self._within = within
+        self._lane = Lane("sockets")
+
+    async def add_to(self, tree: Tree) -> Tree:
+        pids = [member.pid for member in tree.members]
+        seen = await self._lane.ask(lambda: connections.received_by(pids, port=self._port), within=self._within)
+        if isinstance(seen, Unseen):
+            return replace(tree, sockets_unseen=seen.reason)
+        problems = {why_unseen(answer).reason for answer in seen.values() if isinstance(answer, OSError)}
+        received = {pid: answer for pid, answer in seen.items() if isinstance(answer, int)}
+        members = tuple(replace(member, socket_bytes=received.get(member.pid)) for member in tree.members)
+        return replace(tree, members=members, sockets_unseen="; ".join(sorted(problems)))
+
+    def close(self) -> None:
+        self._lane.close()
 
 
 def _version(stat: Stat) -> tuple[object, ...]:

@@ -66,9 +66,9 @@ def read_stat(path: str) -> Stat:
     return Stat(int(text[:opening]), name, fields[0].decode(), int(fields[1]), fields)
 
 
-def read_started(pid: int) -> int:
+def read_started(pid: int, proc: str = "/proc") -> int:
     """Return the start time of a process in clock ticks since boot: with the pid, its identity."""
-    return read_stat(f"/proc/{pid}/stat").started
+    return read_stat(f"{proc}/{pid}/stat").started
 
 
 def scan(proc: str) -> dict[int, Stat]:

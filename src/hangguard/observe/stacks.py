@@ -1,7 +1,8 @@
 """Where every Python thread of the members stands, through py-spy. Only when asked: it costs tens of ms each.
 
 py-spy reads the memory of its target and never stops it (``--nonblocking``). It may itself hang, on a held
-memory-map lock for example, so each run of it is a child of our own that is killed at the deadline.
+memory-map lock for example, so each run of it is a child of our own that is killed at the deadline. Where it is
+missing, refused (Yama lets only ancestors trace) or late, a reader is asked instead: the guardian, as a rule.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import anyio
 
 from hangguard.facts import Process, Stack, StackFrame, ThreadStack, Unseen
 from hangguard.observe._children import Children
-from hangguard.observe._waits import wait_channels
+from hangguard.observe._waits import system_calls, wait_channels
 from hangguard.observe.lane import Lane
+from hangguard.observe.memory_stacks import PythonThreads, Reader
+from hangguard.pystacks.walk import INNERMOST, OUTERMOST
 
 T = TypeVar("T")
 
@@ -35,6 +38,8 @@ MOST_BYTES = 16 << 20
 """A dump has some 250 bytes a frame; a larger one would take longer to read than to make."""
 MISSING = Unseen("py-spy is not installed: pip install 'hangguard[stacks]'")
 ENDED = Unseen("the process has ended")
+PY_SPYS_SHARE = 0.6
+"""Of the time, where there is a reader that needs the rest if py-spy is late."""
 
 _LANES: dict[int, tuple[Lane, threading.Lock]] = {}
 """One for the whole program: starting a program from a dead network disk blocks, and must cost one thread.
@@ -49,18 +54,20 @@ async def take_stacks(
     within: float,
     folders: tuple[str, ...] | None = None,
     path: str | None = None,
+    reader: Reader | None = None,
 ) -> tuple[Stack, ...] | Unseen:
     """Return a stack for every member, in order, after ``within`` seconds at most.
 
     A member whose threads cannot be read carries the reason. Function names come without their class, which
     py-spy knows from Python 3.11 on only. ``folders`` and ``path`` are where py-spy is looked for: if not
-    given, beside this interpreter and on ``PATH``.
+    given, beside this interpreter and on ``PATH``. ``reader`` is asked for each member that py-spy does not show.
+    Of a deep stack both tell its ends only, or the same stack would look like another one.
     """
     tool = find_py_spy(folders, path)
-    if tool is None:
+    if tool is None and reader is None:
         return MISSING
     for_the_end = min(0.25, 0.1 * within)
-    look = _Look(tool, within - for_the_end)
+    look = _Look(tool, within - for_the_end, reader)
     try:
         return await look.take(members)
     finally:
@@ -80,14 +87,16 @@ def find_py_spy(folders: tuple[str, ...] | None = None, path: str | None = None)
 class _Look:
     """One look at all members, with one deadline."""
 
-    def __init__(self, tool: str, within: float) -> None:
+    def __init__(self, tool: str | None, within: float, reader: Reader | None) -> None:
         self.children = Children()
         self._tool = tool
+        self._reader = reader
         self._within = within
         self._ends_at = time.monotonic() + within
         self._places = anyio.Semaphore(AT_ONCE)
         self._taken: dict[tuple[int, int], Stack] = {}
         self._waits: dict[tuple[int, int], dict[int, str]] = {}
+        self._calls: dict[tuple[int, int], dict[int, str]] = {}
 
     async def take(self, members: tuple[Process, ...]) -> tuple[Stack, ...]:
         # The wait channels first: microseconds, and all there is where py-spy hangs.
@@ -108,21 +117,57 @@ class _Look:
 
     async def _take_one(self, member: Process) -> None:
         async with self._places:
-            threads: tuple[ThreadStack, ...] | Unseen = ENDED
-            is_python = True
+            found = PythonThreads(threads=ENDED)
             if _lives(member):
                 await self._see_waits(member)
-                threads = await self._threads_of(member.pid)
-                is_python = not isinstance(threads, Unseen) or await self._is_python(member.pid)
+                found = await self._read(member)
             if not _lives(member):  # what was read may be of another process with the same pid
-                threads, is_python = ENDED, True
-            elif not is_python:
+                found = PythonThreads(threads=ENDED)
+            threads = found.threads
+            if not found.is_python:
                 threads = Unseen("not a Python program")
             elif not isinstance(threads, Unseen):
-                waits = self._waits.get(member.identity, {})
-                threads = tuple(replace(t, wait_channel=waits.get(t.thread_id)) for t in threads)
+                threads = tuple(self._placed(member, thread, by_kernel=found.by != "py-spy") for thread in threads)
         stack = self._taken[member.identity]
-        self._taken[member.identity] = replace(stack, threads=threads, is_python=is_python)
+        self._taken[member.identity] = replace(
+            stack,
+            threads=threads,
+            is_python=found.is_python,
+            seen_by="" if isinstance(threads, Unseen) else found.by,
+        )
+
+    async def _read(self, member: Process) -> PythonThreads:
+        """Ask py-spy, and the reader for what it does not show."""
+        threads = await self._threads_within(member.pid)
+        if not isinstance(threads, Unseen):
+            return PythonThreads(threads=threads, by="py-spy")
+        left = self._ends_at - time.monotonic()
+        if self._reader is not None and left > 0:
+            found = await self._reader(member.identity, within=0.9 * left)
+            if not isinstance(found.threads, Unseen) or not found.is_python:
+                return found
+            threads = Unseen(f"{threads.reason}; {found.by or 'the reader'}: {found.threads.reason}")
+        return PythonThreads(threads=threads, is_python=await self._is_python(member.pid))
+
+    async def _threads_within(self, pid: int) -> tuple[ThreadStack, ...] | Unseen:
+        if self._tool is None:
+            return MISSING
+        if self._reader is None:
+            return await self._threads_of(self._tool, pid)
+        share = PY_SPYS_SHARE * self._within - (self._within - (self._ends_at - time.monotonic()))
+        with anyio.move_on_after(share):
+            return await self._threads_of(self._tool, pid)
+        return Unseen(f"py-spy did not answer within {PY_SPYS_SHARE * self._within:.3g} s")
+
+    def _placed(self, member: Process, thread: ThreadStack, *, by_kernel: bool) -> ThreadStack:
+        """Add what the kernel says of the thread, and leave out the middle of a deep stack."""
+        frames = thread.frames
+        if len(frames) > INNERMOST + OUTERMOST:
+            frames = frames[:INNERMOST] + frames[-OUTERMOST:]
+        channel = self._waits.get(member.identity, {}).get(thread.thread_id)
+        call = self._calls.get(member.identity, {}).get(thread.thread_id, "")
+        active = channel == "" if by_kernel else thread.active
+        return replace(thread, frames=frames, wait_channel=channel, system_call=call, active=active)
 
     async def _see_waits(self, member: Process) -> None:
         """Look closer at what its threads wait in. What asks for the right to trace may block: in the lane."""
@@ -131,18 +176,22 @@ class _Look:
             return
         try:
             waits = await self._ask(lambda: wait_channels(member.pid))
+            calls = await self._ask(lambda: system_calls(member.pid))
         except OSError as error:
-            waits = Unseen(f"wchan: {error.strerror}")
+            waits = calls = Unseen(f"wchan: {error.strerror}")
         if isinstance(waits, Unseen):
             self._taken[member.identity] = replace(stack, wait_channel=waits)
             return
         self._waits[member.identity] = waits
+        self._calls[member.identity] = calls = {} if isinstance(calls, Unseen) else calls
         others = tuple(sorted({channel for tid, channel in waits.items() if tid != member.pid}))
         main = waits.get(member.pid, stack.wait_channel)
-        self._taken[member.identity] = replace(stack, wait_channel=main, other_channels=others)
+        self._taken[member.identity] = replace(
+            stack, wait_channel=main, other_channels=others, system_call=calls.get(member.pid, "")
+        )
 
-    async def _threads_of(self, pid: int) -> tuple[ThreadStack, ...] | Unseen:
-        argv = (self._tool, "dump", "--nonblocking", "--json", "--pid", str(pid))
+    async def _threads_of(self, tool: str, pid: int) -> tuple[ThreadStack, ...] | Unseen:
+        argv = (tool, "dump", "--nonblocking", "--json", "--pid", str(pid))
 
         def start() -> tuple[subprocess.Popen[bytes], _Output, _Output]:
             answer, problem = _Output(), _Output()

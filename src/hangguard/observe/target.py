@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from anyio.abc import TaskGroup
 
-from hangguard.facts import NOT_ASKED, Ask, Exit, Launch, Port, Request, Tree, Unseen
+from hangguard.facts import (
+    NOT_ASKED,
+    Ask,
+    Exit,
+    Launch,
+    LoadRoute,
+    Metric,
+    Port,
+    QuietRoute,
+    Request,
+    Serving,
+    Tree,
+    Unseen,
+)
+from hangguard.observe.memory_stacks import PythonThreads
+from hangguard.observe.rights import Rights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +44,22 @@ class Target:
     ready: Callable[[str], object] | str | None = None
     """The caller's own readiness, asked instead: a path (GET, any 2xx), or a callable that is given the URL
     and returns something true once the server is ready. A plain function may block, a coroutine is awaited."""
+    metrics_path: str | None = None
+    metrics: tuple[Metric, ...] = ()
+    """Counters of this version of the engine."""
+    metrics_hint: str = ""
+    """What switches them on, for people."""
+    load_routes: tuple[LoadRoute, ...] = ()
+    quiet_routes: tuple[QuietRoute, ...] = ()
+    canary: Request | None = None
+    """A request that makes it really work."""
+    ras_address: tuple[str, int] | None = None
+    """Host and port of ``NCCL_RAS_ADDR`` in the environment of this launch; ``None``: it was given none."""
+    rights: Rights | None = None
+    """With whose rights the files are opened that the launch names; ``None``: with our own."""
+    guardian_stacks: Callable[..., Awaitable[PythonThreads]] | None = None
+    """Reads the Python stacks of (pid, start time) ``within=`` seconds, for members that py-spy does not show: the
+    guardian, which is an ancestor of them all; ``None``: there is none, so this program reads itself."""
     exit_of: Callable[[], Exit | None] = lambda: None
     probe_within: float = 5.0
     clock: Callable[[], float] = time.monotonic
@@ -42,6 +73,7 @@ class Shared:
     """For requests that stay open from one sample to the next. Ended by the observer."""
     tree: Tree | Unseen = NOT_ASKED
     port: Port | Unseen = NOT_ASKED
+    serving: Serving | Unseen = NOT_ASKED
 
 
 class Probe(Protocol):

@@ -6,12 +6,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
 
+from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.errors import PortInUse
 from hangguard.facts import (
     AppliedChange,
@@ -38,6 +39,8 @@ from hangguard.observe import Target
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
 from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
+from hangguard.supervision.last_words import hear_last_words
+from hangguard.supervision.quiet import QuietTimes
 from hangguard.supervision.run import Guard, Run, Watcher
 
 T = TypeVar("T")
@@ -63,6 +66,7 @@ class Wishes:
     stop_because: str = ""
     restart: bool = False
     grace: float | None = None
+    quiet: QuietTimes = field(default_factory=QuietTimes)
     changed: anyio.Event = field(default_factory=anyio.Event)
 
     def wake(self) -> None:
@@ -108,11 +112,11 @@ class RunningAttempt:
             await self._pause()
 
     async def until_lost(self) -> Verdict:
-        """Watch a ready server until it ends, or is asked to."""
+        """Watch a ready server until it ends or hangs, or is asked to end."""
         while not (self.wishes.stop_because or self.wishes.restart):
             await self._pause()
             verdict = await self.look()
-            if not isinstance(verdict, Ready):
+            if not isinstance(verdict, Ready) and self._decides(verdict):
                 return self._settle(verdict)
         return self.memory.verdict
 
@@ -120,12 +124,25 @@ class RunningAttempt:
         """Take one sample, judge it, and tell what changed."""
         before = self.memory
         sample = await self.watcher.take_sample(next_ask(before))
+        sample = replace(sample, quiet_until=self.wishes.quiet.until(sample.t))
+        if before.last is None:
+            before = await self._with_lessons(before, sample)
         self.samples.append(without_bulk(sample))
         self.memory = step(before, sample)
         if not isinstance(sample.tree, Unseen):
             self.guarded.remember(p.identity for p in sample.tree.members)
         self._tell_changes(before, sample.t)
         return self.memory.verdict
+
+    async def _with_lessons(self, memory: Memory, first: Sample) -> Memory:
+        """Lengthen the patience by what good starts of the same kind have taught; the GPUs are known only now."""
+        learned = await self.run.world.patience_learned(self.launch, first.gpus)
+        return replace(memory, rules=replace(memory.rules, learned=learned)) if learned else memory
+
+    async def remember_good_start(self) -> None:
+        """Note how long each phase stood still in this start, which became ready."""
+        gpus = self.samples[-1].gpus if self.samples else Unseen("no sample was taken")
+        await self.run.world.note_good_start(self.launch, gpus, self.memory.longest_still)
 
     def record(self) -> Attempt:
         """Return the attempt as a frozen record."""
@@ -185,7 +202,7 @@ class RunningAttempt:
             stopped=stopped,
             gpu_baseline=self.samples[0].gpus if self.samples else Unseen("no sample was taken"),
             look_at_gpus=self._look_at_gpus,
-            who_listens=lambda port: self.run.world.who_listens(port, self.launch.host),
+            who_listens=lambda _port: self.run.world.who_listens(self.launch),
             shm_before=self.shm_before,
             within=limits.release_within,
             clock=self.run.world.clock,
@@ -252,9 +269,39 @@ class RunningAttempt:
             return
         with anyio.move_on_after(EVIDENCE_WITHIN):
             if not isinstance(self.settled, Exited):
-                self.samples.append(without_bulk(await self.watcher.take_sample(Ask(thread_states=True, stacks=True))))
+                await self._look_closely()
+                await self._hear_last_words()
             self.log_tail = self._without_secrets(await read_tail(self.log_path))
             self.evidence_path = await write_evidence(self.run.folder, self.record(), tuple(self.samples))
+
+    async def _look_closely(self) -> None:
+        """Take the last look, with every dear source. NCCL comes after the stacks, and only before a stop.
+
+        Asking it may end a server that hangs (NVIDIA/nccl#1762, before 2.29.2).
+        """
+        look = await self.watcher.take_sample(
+            Ask(thread_states=True, stacks=True, sockets=True, growth=True, locks=True)
+        )
+        if self.run.on_hang == "act" and isinstance(self.settled, (Stuck, Broken, Expired)):
+            told = await self.watcher.take_sample(Ask(communicators=True, last=True))
+            look = replace(look, communicators=told.communicators)
+        self.samples.append(without_bulk(look))
+        memory = step(self.memory, look)
+        if self.settled is not None:
+            self.diagnosis = self._without_secrets(diagnose_memory(replace(memory, verdict=self.settled)))
+
+    async def _hear_last_words(self) -> None:
+        """Of members that are about to be killed for a hang, and whose stacks nobody could read.
+
+        One that was only too slow may have something to bring in order at SIGTERM, so it is left to that.
+        """
+        if isinstance(self.settled, Expired) and self.settled.kind == "ready_within":
+            return
+        if self.run.on_hang != "act" or self.run.pristine or self.wishes.stop_because or self.wishes.restart:
+            return
+        if isinstance(self.settled, (Stuck, Broken, Expired)) and not isinstance(self.samples[-1].stacks, Unseen):
+            stacks = await hear_last_words(self.guarded, self.samples[-1].stacks, self.log_path)
+            self.samples[-1] = replace(self.samples[-1], stacks=stacks)
 
     def _without_secrets(self, fact: T) -> T:
         """What goes into the record, and from there into the texts of errors: titles and log lines may hold any."""
@@ -329,7 +376,15 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
         telling=(*(m.pattern for m in run.engine.markers), *(s.pattern for s in run.engine.symptoms)),
         health_path=run.engine.health_path,
         request=run.engine.ready(launch) if run.engine.ready else None,
+        metrics_path=run.engine.metrics_path,
+        metrics=metrics_for(run.engine, launch.version),
+        metrics_hint=run.engine.metrics_hint,
+        load_routes=load_routes_for(run.engine, launch.version),
+        quiet_routes=run.engine.quiet_routes,
+        canary=canary_for(run.engine, launch),
         ready=run.ready,
+        ras_address=run.ras_address(launch),
+        guardian_stacks=guarded.read_stacks,
         exit_of=lambda: guarded.exit,
         probe_within=run.limits.probe_within,
         clock=run.world.clock,
@@ -345,9 +400,9 @@ def unproved(fault: Exception) -> Release:
 
 async def refuse_a_taken_port(run: Run, launch: Launch) -> None:
     """Refuse when somebody listens where the server would answer: his answers would pass for ours."""
-    listener = await run.world.who_listens(launch.port, launch.host)
+    listener = await run.world.who_listens(launch)
     if listener is not None and not isinstance(listener, Unseen):
-        raise PortInUse(launch.port, redact(listener, run.folder.known_secrets))
+        raise PortInUse(launch.port, redact(listener, run.folder.known_secrets), socket_path=launch.socket_path)
 
 
 def names_in_shm() -> frozenset[str]:

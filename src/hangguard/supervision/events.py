@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from hangguard.facts import Alters, AppliedChange, Phase, Release, Verdict
+from hangguard.facts import Alters, AppliedChange, Broken, Phase, Release, Stuck, Verdict
 from hangguard.redact import redact, redact_argv
 
 SCHEMA = 1
@@ -47,6 +47,18 @@ class Launched(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attached(Happened):
+    """The watch over a server begins that somebody else started."""
+
+    event: ClassVar[str] = "attached"
+    pid: int
+    """0: only its answers can be seen."""
+    started: int
+    """Its start time in clock ticks since boot: with the pid, its identity."""
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChanged(Happened):
     """Start-up has come to another phase."""
 
@@ -72,6 +84,9 @@ class VerdictChanged(Happened):
             "still_for": round(v.still_for, 2),
             "unseen": list(v.unseen),
             "why": v.why,
+            "confidence": v.confidence,
+            "numbers": [asdict(number) for number in v.numbers],
+            "suspects": [asdict(suspect) for suspect in v.suspects] if isinstance(v, (Stuck, Broken)) else [],
         }
 
 
@@ -151,6 +166,7 @@ class Notice(Happened):
 
 Event: TypeAlias = (
     Launched
+    | Attached
     | PhaseChanged
     | VerdictChanged
     | FallbackChosen

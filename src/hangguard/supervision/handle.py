@@ -12,6 +12,7 @@ from hangguard.facts import AppliedChange, Attempt, Diagnosis, Launch, Release, 
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import RunningAttempt
 from hangguard.supervision.interrupts import holding_interrupts
+from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.run import Run
 from hangguard.supervision.serve import Story, serve
 
@@ -120,6 +121,15 @@ class AsyncServer:
         if self._story.over.is_set():
             msg = "the server was stopped: call supervise() again for another one"
             raise RuntimeError(msg)
+
+    def quiet(self, *, at_most: float) -> Quiet:
+        """Return a block in which stillness is wanted: sleep, pause, new weights. For ``with`` and ``async with``.
+
+        Nothing is called a hang in it, for ``at_most`` seconds at the longest. Raises :class:`ValueError` for a time
+        that is not above zero and finite.
+        """
+        self._check_process()
+        return Quiet(self._story.wishes.quiet, at_most, self._story.run.world.clock)
 
     async def sample(self) -> Sample:
         """Return the newest sample, at most about a second old. Raises what ended the server, if it is lost."""

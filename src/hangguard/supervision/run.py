@@ -8,15 +8,19 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from hangguard.act.spawn import Stopped, guarded
+from hangguard.act.spawn import LastWords, Stopped, guarded
 from hangguard.act.stop import prove_release
 from hangguard.engines.base import Engine
-from hangguard.facts import Ask, Exit, Fallback, Launch, Limits, Listener, Sample, Unseen
+from hangguard.facts import Ask, Exit, Fallback, Gpu, Launch, Limits, Listener, Sample, Unseen
+from hangguard.learned import Stretches
 from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
+from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.ports import who_listens
+from hangguard.observe.unix_sockets import who_listens_at
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer
+from hangguard.supervision.lessons import note_good_start, patience_learned
 from hangguard.supervision.retry import Retry
 
 LOOK_WITHIN = 5.0
@@ -60,6 +64,14 @@ class Guard(Protocol):
         """Wait until the launched process has ended."""
         ...
 
+    async def read_stacks(self, member: tuple[int, int], *, within: float) -> PythonThreads:
+        """Return the Python stacks of one member, read by whoever may."""
+        ...
+
+    async def last_words(self, members: Iterable[tuple[int, int]], *, within: float) -> tuple[LastWords, ...]:
+        """Have members dump their stacks into the log and end: the last act before a kill."""
+        ...
+
     async def stop(self, *, grace: float) -> Stopped:
         """Stop everything of it; asked again, a stop that was left goes on."""
         ...
@@ -76,11 +88,18 @@ class Watcher(Protocol):
         ...
 
 
-async def look_who_listens(port: int, host: str) -> Listener | Unseen | None:
-    """Return who listens where a server on ``host`` and ``port`` would, in a thread of our own."""
+async def look_who_listens(launch: Launch) -> Listener | Unseen | None:
+    """Return who listens where this launch would, on its port or its socket, in a thread of our own."""
+    path = launch.socket_path
+
+    def look() -> Listener | None:
+        if path is not None:
+            return who_listens_at(path, cwd=launch.cwd)
+        return who_listens(launch.port, host=launch.host)
+
     lane = Lane("hangguard-port")
     try:
-        return await lane.ask(lambda: who_listens(port, host=host), within=LOOK_WITHIN)
+        return await lane.ask(look, within=LOOK_WITHIN)
     except OSError as problem:
         return Unseen(str(problem))
     finally:
@@ -94,8 +113,10 @@ class World:
     clock: Callable[[], float] = time.monotonic
     guarded: Callable[..., AbstractAsyncContextManager[Guard]] = guarded
     observe: Callable[[Target], AbstractAsyncContextManager[Watcher]] = Observer
-    who_listens: Callable[[int, str], Awaitable[Listener | Unseen | None]] = look_who_listens
+    who_listens: Callable[[Launch], Awaitable[Listener | Unseen | None]] = look_who_listens
     prove_release: Callable[..., Awaitable[Any]] = prove_release
+    patience_learned: Callable[[Launch, tuple[Gpu, ...] | Unseen], Awaitable[Stretches]] = patience_learned
+    note_good_start: Callable[[Launch, tuple[Gpu, ...] | Unseen, Stretches], Awaitable[None]] = note_good_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +136,37 @@ class Run:
     pristine: bool = False
     folder: RunFolder
     announcer: Announcer
+    ras_port: int = 28028
+    """Where NCCL's RAS thread shall answer. With ``pristine`` NCCL is not told."""
     world: World = field(default_factory=World)
 
     def environment(self, launch: Launch) -> dict[str, str]:
         """Return the environment that the server gets."""
-        added = {} if self.pristine else additions(self.folder.run_id, self.engine)
+        added = {} if self.pristine else additions(self.folder.run_id, self.engine, self.ras_port)
         return {**added, **launch.environment()}
 
+    def ras_address(self, launch: Launch) -> tuple[str, int]:
+        """Return where NCCL's own watch (RAS) answers, once there is a communicator: as the server was told."""
+        host, _, port = self.environment(launch).get("NCCL_RAS_ADDR", "").rpartition(":")
+        return (host.strip("[]") or "localhost", int(port)) if port.isdecimal() else RAS_DEFAULT
 
-def additions(run_id: str, engine: Engine) -> Mapping[str, str]:
+
+RAS_DEFAULT = ("localhost", 28028)
+"""NCCL's own choice. All jobs of a machine share it, so answers are believed only of members."""
+
+
+def additions(run_id: str, engine: Engine, ras_port: int) -> Mapping[str, str]:
     """Return what hangguard adds to the environment; what the caller set himself goes before.
 
     They change no function of the server: the run's id, titles that leave the environment area alone
-    (setproctitle), Python stacks on a fatal signal, and unbuffered output, so that the log is current.
+    (setproctitle), Python stacks on a fatal signal, unbuffered output, so that the log is current, and a port of its
+    own for NCCL's RAS thread, which every NCCL since 2.24 has.
     """
     return {
         "HANGGUARD_RUN_ID": run_id,
         "SPT_NOENV": "1",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
+        "NCCL_RAS_ADDR": f"127.0.0.1:{ras_port}",
         **dict(engine.environment),
     }

@@ -7,8 +7,7 @@ the caller's side (``with``, ``async with``, the handle) is ``handle.py`` and ``
 
 Everything that is stored (the history, what was changed, the time that is left) is owned by the one task that runs
 :func:`serve`. The handle reads it through :class:`Story` and asks through its ``wishes``. A server that was ready and
-ends is lost: it is not started again, its clients have lost their state already. (That a ready server hangs is not
-noticed yet: only its end is.)
+ends or hangs is lost: it is not started again by itself, its clients have lost their state already.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import anyio
 from hangguard.errors import GaveUp, LeftBehind, NotReadyInTime, Permanent, ServerLost
 from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
+from hangguard.judge.patience import timer_warnings
 from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
 from hangguard.supervision.retry import budget
@@ -45,9 +45,9 @@ async def serve(story: Story) -> None:
     """Run the story to its end; return when the server was asked to stop, and has.
 
     Raises :class:`GaveUp` (or :class:`Permanent`, :class:`NotReadyInTime`) when no attempt since the last restart
-    became ready, :class:`ServerLost` when a ready server ended by itself, :class:`LeftBehind` when it was asked to
-    stop or restart and something of it cannot be ended (the first two say that too), and what a refused start raises
-    (:class:`~hangguard.errors.Refused`). Cancelling it stops the server, with proof.
+    became ready, :class:`ServerLost` when a ready server ended by itself or hung, :class:`LeftBehind` when it was
+    asked to stop or restart and something of it cannot be ended (the first two say that too), and what a refused
+    start raises (:class:`~hangguard.errors.Refused`). Cancelling it stops the server, with proof.
     """
     run, wishes = story.run, story.wishes
     launch = run.launch
@@ -56,6 +56,7 @@ async def serve(story: Story) -> None:
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     try:
         _tell_what_is_lost(run)
+        _tell_timers(run)
         while True:
             attempt = await try_once(story, launch, changes, deadline)  # in there for as long as it is ready
             if wishes.stop_because:
@@ -97,6 +98,7 @@ async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, .
             story.now = attempt
             if isinstance(await attempt.until_settled(), Ready):
                 _tell_ready(story, attempt)
+                await attempt.remember_good_start()
                 await attempt.until_lost()
     finally:
         if story.now is not None:
@@ -131,6 +133,12 @@ def _tell_what_is_lost(run: Run) -> None:
     """Files that this run cannot keep, because their place cannot be written."""
     for loss in run.folder.lost:
         run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=loss))
+
+
+def _tell_timers(run: Run) -> None:
+    """Limits of the engine's own that would end the server before one of ours fires, and lose the evidence."""
+    for warning in timer_warnings(run.engine, run.launch, run.limits):
+        run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=warning))
 
 
 def _tell_relaunch(run: Run, attempt: Attempt, relaunch: Relaunch) -> None:

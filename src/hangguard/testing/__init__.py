@@ -25,6 +25,7 @@ def little_server_command(
     tp: int = 2,
     api_key: str | None = None,
     is_embedding: bool = False,
+    enable_metrics: bool = False,
     disable_cuda_graph: bool = False,
     hold_mb: int = 32,
     phase_seconds: float = 0.4,
@@ -77,6 +78,7 @@ def little_server_command(
     )
     switches = (
         ("--is-embedding", is_embedding),
+        ("--enable-metrics", enable_metrics),
         ("--disable-cuda-graph", disable_cuda_graph),
         ("--deadlock-at-capture", deadlock_at_capture),
         ("--ignore-crash", ignore_crash),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import socketserver
+import ssl
 import sys
 import threading
 import time
@@ -26,11 +28,27 @@ class Ranks:
         self._schedulers = schedulers
         self._detokenizer = detokenizer
         self._free = threading.Lock()
+        self._counting = threading.Lock()
+        self.running = 0
+        self.queued = 0
+        self.decoded = 0
+        self.prefilled = 0
 
     def generate(self, prompt: str, length: int, *, warm_up: bool = False) -> tuple[str, list[float]] | None:
         """Return the text and the vector; never, while a worker is stuck; ``None`` when one is gone."""
+        self._count(queued=1)
         with self._free:
-            return self._generate(prompt, length, warm_up=warm_up)
+            self._count(queued=-1, running=1, prefilled=len(prompt.split()))
+            made = self._generate(prompt, length, warm_up=warm_up)
+            self._count(running=-1, decoded=length if made is not None else 0)
+            return made
+
+    def _count(self, *, queued: int = 0, running: int = 0, prefilled: int = 0, decoded: int = 0) -> None:
+        with self._counting:
+            self.queued += queued
+            self.running += running
+            self.prefilled += prefilled
+            self.decoded += decoded
 
     def alive(self, within: float) -> bool:
         """Return whether a token comes back in time."""
@@ -68,26 +86,57 @@ class FrontEnd(ThreadingHTTPServer):
         self.options = options
         self.ranks = ranks
         self.fired_up = threading.Event()
-        super().__init__((options.host, options.port), _Handler)
+        self.address_family = socket.AF_INET if options.uds is None else socket.AF_UNIX
+        super().__init__((options.host, options.port) if options.uds is None else options.uds, _Handler)  # type: ignore[arg-type]
+        if options.ssl_certfile is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+            # The handshake is made by the thread of the request, at its first reading.
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def server_bind(self) -> None:
         """Bind without the look-up of the host's full name in http.server, which can wait for a resolver."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.options.host, self.server_address[1]
+        self.server_name, self.server_port = self.options.host, self.options.port
 
     def answer(self, method: str, path: str, body: dict[str, object]) -> Answer:
         """Return status and content for one request whose key was right."""
         options = self.options
+        if options.node_rank:
+            return (200, {}) if (method, path) == ("GET", "/health") else (404, {"detail": "Not Found"})
         if (method, path) == ("GET", "/health"):
             return self._health()
+        if (method, path) == ("GET", "/get_model_info"):
+            return 200, {"model_path": options.model_path, "is_generation": not options.is_embedding}
+        if (method, path) == ("POST", "/generate") and not options.is_embedding:
+            return self._generate(body)
         if (method, path) == ("GET", "/v1/models"):
             card = {"id": options.served_model_name, "object": "model", "owned_by": "sglang"}
             return 200, {"object": "list", "data": [card]}
+        if (method, path) == ("GET", "/v1/loads"):
+            load = {"dp_rank": 0, "num_running_reqs": self.ranks.running, "num_waiting_reqs": self.ranks.queued}
+            return 200, {"loads": [load]}
         if (method, path) == ("POST", "/v1/completions") and not options.is_embedding:
+            if options.skip_tokenizer_init:
+                return 400, {"object": "error", "message": "this server has no tokenizer: it takes input_ids"}
             return self._complete(body)
         if (method, path) == ("POST", "/v1/embeddings") and options.is_embedding:
             return self._embed(body)
         return 404, {"detail": "Not Found"}
+
+    def metrics(self) -> str:
+        """Return the counters as SGLang names them, those of requests in flight and of tokens so far."""
+        ranks = self.ranks
+        common = f'engine_type="unified",model_name="{self.options.served_model_name}"'
+        tokens = (("prefill_compute", ranks.prefilled), ("decode", ranks.decoded))
+        return "".join(
+            (
+                f"# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs{{{common}}} {float(ranks.running)}\n",
+                f"# TYPE sglang:num_queue_reqs gauge\nsglang:num_queue_reqs{{{common}}} {float(ranks.queued)}\n",
+                "# TYPE sglang:realtime_tokens_total counter\n",
+                *(f'sglang:realtime_tokens_total{{{common},mode="{mode}"}} {float(n)}\n' for mode, n in tokens),
+            )
+        )
 
     def _health(self) -> Answer:
         if self.options.shallow_health:
@@ -107,6 +156,15 @@ class FrontEnd(ThreadingHTTPServer):
             "id": "cmpl-1", "object": "text_completion", "model": self.options.served_model_name,
             "choices": [choice], "usage": {"completion_tokens": length},
         }  # fmt: skip
+
+    def _generate(self, body: dict[str, object]) -> Answer:
+        asked = body.get("input_ids")
+        if not isinstance(asked, list) or not asked:
+            return 400, {"error": {"message": "input_ids are needed"}}
+        made = self.ranks.generate(str(asked), 1)
+        if made is None:
+            return 500, {"error": {"message": "the engine is dead"}}
+        return 200, {"output_ids": [len(made[0])], "meta_info": {"completion_tokens": 1}}
 
     def _embed(self, body: dict[str, object]) -> Answer:
         if "input" not in body:
@@ -135,15 +193,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _respond(self, body: dict[str, object]) -> None:
         path = self.path.partition("?")[0]
+        if path == "/metrics" and self.server.options.enable_metrics:  # SGLang asks for no key here
+            self._send(200, "text/plain; version=0.0.4", self.server.metrics().encode())
+            return
         key = self.server.options.api_key
         # SGLang lets the health routes pass without the key
         if key and path != "/health" and self.headers.get("Authorization") != f"Bearer {key}":
             status, content = 401, {"error": "Unauthorized"}
         else:
             status, content = self.server.answer(self.command, path, body)  # type: ignore[assignment]
-        raw = json.dumps(content).encode()
+        self._send(status, "application/json", json.dumps(content).encode())
+
+    def _send(self, status: int, kind: str, raw: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
@@ -151,9 +214,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Write uvicorn's access line, to stdout as uvicorn does."""
         del size
-        stamp, (host, port) = time.strftime("%Y-%m-%d %H:%M:%S"), self.client_address[:2]
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        client = "{}:{}".format(*self.client_address[:2]) if self.client_address else ""  # a unix socket has none
         reason = HTTPStatus(int(code)).phrase
-        sys.stdout.write(f'[{stamp}] INFO:     {host}:{port} - "{self.requestline}" {int(code)} {reason}\n')
+        sys.stdout.write(f'[{stamp}] INFO:     {client} - "{self.requestline}" {int(code)} {reason}\n')
         sys.stdout.flush()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the name in http.server)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 PHASES = (
     "import", "dist-init", "weights-load", "kv-cache", "jit-compile", "graph-capture", "warm-up", "serving",
@@ -30,9 +32,15 @@ class Options:
     served_model_name: str
     host: str
     port: int
+    uds: str | None
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
+    skip_tokenizer_init: bool
+    node_rank: int
     tp: int
     api_key: str | None
     is_embedding: bool
+    enable_metrics: bool
     disable_cuda_graph: bool
     hold_mb: int
     phase_seconds: float
@@ -62,7 +70,7 @@ class Options:
 
 def read_options(argv: list[str]) -> Options:
     """Read the command line; leave with code 2 and SGLang's own words where it cannot be understood."""
-    given = _parser().parse_args(argv)
+    given = _parser().parse_args(_with_config(argv))
     faults = list(given.fault)
     if given.deadlock_at_capture:
         faults.append(Fault(phase="graph-capture", kind="deadlock"))
@@ -74,9 +82,15 @@ def read_options(argv: list[str]) -> Options:
         served_model_name=given.served_model_name or given.model_path,
         host=given.host,
         port=given.port,
+        uds=given.uds,
+        ssl_certfile=given.ssl_certfile,
+        ssl_keyfile=given.ssl_keyfile,
+        skip_tokenizer_init=given.skip_tokenizer_init,
+        node_rank=given.node_rank,
         tp=given.tp,
         api_key=given.api_key,
         is_embedding=given.is_embedding,
+        enable_metrics=given.enable_metrics,
         disable_cuda_graph=no_graphs,
         hold_mb=given.hold_mb,
         phase_seconds=given.phase_seconds,
@@ -103,6 +117,17 @@ def read_options(argv: list[str]) -> Options:
         channel=given.channel,
         lifeline=given.lifeline,
     )
+
+
+def _with_config(argv: list[str]) -> list[str]:
+    """Put the options of ``--config FILE`` before the others, as SGLang does; of YAML, JSON is understood."""
+    if "--config" not in argv:
+        return argv
+    index = argv.index("--config")
+    words: list[str] = []
+    for key, value in json.loads(Path(argv[index + 1]).read_text("utf-8")).items():
+        words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
+    return [*words, *argv[:index], *argv[index + 2 :]]
 
 
 def _fault(text: str) -> Fault:
@@ -140,8 +165,15 @@ def _add_flags_of_sglang(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=30000)
     add("--tp", "--tp-size", "--tensor-parallel-size", type=int, default=2, help="number of workers")
+    add("--config", help="a file of options before those of the command line: a .yaml that holds JSON")
+    add("--ssl-certfile", help="speak TLS")
+    add("--ssl-keyfile", help="the key of the certificate")
+    add("--skip-tokenizer-init", action="store_true", help="take and give token ids only: POST /generate")
+    add("--nnodes", type=int, default=1, help="accepted, without effect")
+    add("--node-rank", type=int, default=0, help="above 0: serve nothing but a /health that is always 200")
     add("--api-key")
     add("--is-embedding", action="store_true", help="answer /v1/embeddings instead of /v1/completions")
+    add("--enable-metrics", action="store_true", help="answer /metrics")
     add("--disable-cuda-graph", action="store_true", help="skip the graph-capture step")
     add("--disable-decode-cuda-graph", action="store_true", help="the same, newer form")
     add("--cuda-graph-backend-decode", help="'disabled' is the same, newest form")
@@ -167,6 +199,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 def _add_habits(parser: argparse.ArgumentParser) -> None:
     habits = parser.add_argument_group("habits")
     add = habits.add_argument
+    add("--uds", metavar="PATH", help="listen on a unix socket instead of a port, as vLLM does")
     add("--hold-mb", type=int, default=32, help="memory held by each worker, really touched")
     add("--phase-seconds", type=float, default=0.4, help="duration of each phase of the start")
     add("--jit-seconds", type=float, default=0.0, help="compile silently in a child for so long")

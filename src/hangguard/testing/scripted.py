@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import anyio
 
-from hangguard.act.spawn import Stopped
+from hangguard.act.spawn import LastWords, Stopped
 from hangguard.engines.base import Engine
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import (
@@ -31,6 +31,7 @@ from hangguard.facts import (
     Ask,
     Exit,
     Fallback,
+    Gpu,
     Host,
     Launch,
     Limits,
@@ -48,7 +49,9 @@ from hangguard.facts import (
     Tree,
     Unseen,
 )
+from hangguard.learned import Stretches
 from hangguard.observe import Target
+from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer, Hook
 from hangguard.supervision.handle import AsyncSupervision
@@ -105,6 +108,8 @@ class ScriptedGuarded:
         self.members: frozenset[tuple[int, int]] = frozenset({WORKER})
         self.stops: list[float] = []
         """The grace of every stop that was asked for."""
+        self.last_asked: tuple[tuple[int, int], ...] = ()
+        """Who was asked for last words."""
         self._script = script
         self._clock = clock
         self._began = clock()
@@ -138,6 +143,17 @@ class ScriptedGuarded:
     def remember(self, identities: Iterable[tuple[int, int]]) -> None:
         """Note members."""
         self.members |= frozenset(identities)
+
+    async def read_stacks(self, member: tuple[int, int], *, within: float) -> PythonThreads:
+        """Say that there is nothing to read: the stacks are in the script's samples."""
+        del member, within
+        return PythonThreads(threads=NOT_ASKED)
+
+    async def last_words(self, members: Iterable[tuple[int, int]], *, within: float) -> tuple[LastWords, ...]:
+        """Note who was asked; none of them says anything."""
+        del within
+        self.last_asked += tuple(members)
+        return ()
 
     async def stop(self, *, grace: float) -> Stopped:
         """End it after the time of the script, at the end of the grace, or when told to hurry."""
@@ -185,6 +201,10 @@ class ScriptedWorld:
     guards: list[ScriptedGuarded] = field(default_factory=list)
     listener: Listener | Unseen | None = None
     """Who listens on the port before each launch."""
+    learned: Stretches = ()
+    """What good starts have taught: (phase, seconds that it stood still)."""
+    good_starts: list[Stretches] = field(default_factory=list)
+    """What each good start has taught."""
 
     def world(self) -> World:
         """Return the seams."""
@@ -194,6 +214,8 @@ class ScriptedWorld:
             observe=self._observe,
             who_listens=self._who_listens,
             prove_release=self._prove_release,
+            patience_learned=self._patience_learned,
+            note_good_start=self._note_good_start,
         )
 
     @property
@@ -211,7 +233,13 @@ class ScriptedWorld:
     async def _observe(self, target: Target) -> AsyncIterator[ScriptedWatcher]:
         yield ScriptedWatcher(self._script.look, target)
 
-    async def _who_listens(self, _port: int, _host: str | None = None) -> Listener | Unseen | None:
+    async def _patience_learned(self, _launch: Launch, _gpus: tuple[Gpu, ...] | Unseen) -> Stretches:
+        return self.learned
+
+    async def _note_good_start(self, _launch: Launch, _gpus: tuple[Gpu, ...] | Unseen, still: Stretches) -> None:
+        self.good_starts.append(still)
+
+    async def _who_listens(self, _launch: Launch) -> Listener | Unseen | None:
         return self.listener
 
     async def _prove_release(self, **_facts: Any) -> Release:

@@ -92,13 +92,14 @@ class Main:
         log(f"INFO:     Started server process [{os.getpid()}]")
         log("INFO:     Waiting for application startup.")
         log("INFO:     Application startup complete.")
-        address = f"{self._options.host}:{self._options.port}"
+        scheme = "http" if self._options.ssl_certfile is None else "https"
+        address = self._options.uds or f"{scheme}://{self._options.host}:{self._options.port}"
         try:
             front_end = FrontEnd(self._options, ranks)
         except OSError as error:
             log(f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {address}: {error}")
             self._end(1)
-        log(f"INFO:     Uvicorn running on http://{address} (Press CTRL+C to quit)")
+        log(f"INFO:     Uvicorn running on {address} (Press CTRL+C to quit)")
         threading.Thread(target=front_end.serve_forever, name="front-end", daemon=True).start()
         if ranks.generate("warm up", 8, warm_up=True) is None:
             threading.Event().wait()

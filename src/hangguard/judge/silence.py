@@ -1,0 +1,126 @@
+"""A stretch in which somebody waits and nothing comes out: how long it is, who stands where, what may still be work."""
+
+from __future__ import annotations
+
+from hangguard.facts import Process
+from hangguard.judge.at_work import workers_of
+from hangguard.judge.boards import is_busy_for_nothing
+from hangguard.judge.idle import is_idle
+from hangguard.judge.memory import Memory
+from hangguard.judge.served import Stood, frames_of
+from hangguard.judge.sites import Found, site_of_frames
+from hangguard.judge.stillness import APART
+
+SPIN_SITES = frozenset({"kernel", "communicator", "collective", "peers"})
+"""What a worker may wait for with a hot core, without getting anywhere."""
+
+OUTSIDE_SITES = frozenset({"lock", "download", "compile"})
+"""What ends by itself, or by somebody else."""
+
+UNCLEAR_FOR = 15.0
+"""Seconds for which a board that could not be judged keeps its counters from proving anything: utilisation is the
+share of the last moments only, and a neighbour's bursts come and go."""
+
+STOOD_HOT = 60.0
+"""Seconds in one place with a hot core and no known wait there, beside a GPU that does nothing: a grammar or a kernel
+that is built in the worker goes round through its functions."""
+
+STOOD_LONG = 240.0
+"""Seconds in one place that no step of a model takes: a long prefill goes round through its layers and chunks."""
+
+
+def silent_for(memory: Memory) -> float:
+    """Return the seconds since anything came out or was seen to work, and since somebody waits.
+
+    Connected clients may only keep their connection: requests that the server counts begin the time anew.
+    """
+    served = memory.serving
+    since = served.requests_since if served.requests_since is not None else served.demand_since
+    return memory.now - max(served.moved_at, since if since is not None else 0.0)
+
+
+def canary_open_for(memory: Memory) -> float:
+    """Return the seconds for which a test request has been open; 0.0: none is."""
+    since = memory.serving.canary_since
+    return memory.now - since if since is not None else 0.0
+
+
+def workers(memory: Memory) -> tuple[Process, ...]:
+    """Return the members that do the work, of the last tree that was seen."""
+    return workers_of(memory.tree, memory.rules) if memory.tree is not None else ()
+
+
+def culprits_of(memory: Memory, *, at_least: float = APART) -> tuple[Stood, ...]:
+    """Return the workers that stood for so long where none stands without work; those that nobody waits for first."""
+    found = tuple(
+        s for s in memory.serving.stood if s.last_at - s.first_at >= at_least and _is_culprit(memory, s, at_least)
+    )
+    parents = {p.parent for p in memory.tree.members} if memory.tree is not None else set()
+    return tuple(sorted(found, key=lambda s: s.pid in parents))
+
+
+def _is_culprit(memory: Memory, stood: Stood, at_least: float) -> bool:
+    frames, rules = frames_of(stood.stack), memory.rules
+    if not rules.idle_places or is_idle(frames, rules.idle_places):
+        return False
+    site = site_of_frames(frames, rules.wait_sites)
+    if site is not None and site.waits_for in OUTSIDE_SITES:
+        return False
+    hot = stood.pid in memory.serving.active
+    return not hot or at_least >= STOOD_HOT or (site is not None and site.waits_for in SPIN_SITES)
+
+
+def outside_of(memory: Memory) -> Found | None:
+    """Return the place outside in which a worker waits: a lock file or a download."""
+    for stood in memory.serving.stood:
+        site = site_of_frames(frames_of(stood.stack), memory.rules.wait_sites)
+        still = stood.last_at - stood.first_at >= APART
+        if still and site is not None and site.waits_for in OUTSIDE_SITES - {"compile"}:
+            return site
+    return None
+
+
+def doubt(memory: Memory) -> str:
+    """Return what may be work, and keeps a silence without culprits from being a hang; "" if nothing is."""
+    stood = {(s.pid, s.started): s for s in memory.serving.stood}
+    for p in workers(memory):
+        if p.pid in memory.serving.active and not (p.identity in stood and _polls(memory, stood[p.identity])):
+            moves = ", and its stack changes" if p.pid in memory.serving.restless else ""
+            return f"{p.title[:40]} ({p.pid}) uses its CPU{moves}"
+    return "whether a GPU works cannot be told" if gpu_may_work(memory) else ""
+
+
+def _polls(memory: Memory, stood: Stood) -> bool:
+    """Whether a worker with a hot core only polls: for its next piece of work, or in a known place of hangs."""
+    frames = frames_of(stood.stack)
+    site = site_of_frames(frames, memory.rules.wait_sites)
+    spins = site is not None and site.waits_for in SPIN_SITES
+    return stood.last_at - stood.first_at >= APART and (spins or is_idle(frames, memory.rules.idle_places))
+
+
+def gpu_may_work(memory: Memory) -> bool:
+    """Say whether a GPU may have worked lately: boards that cannot be seen, or are busy at watts that tell nothing."""
+    at = memory.serving.gpu_unclear_at
+    return at is not None and memory.now - at < UNCLEAR_FOR
+
+
+def is_at_work(memory: Memory) -> bool:
+    """Say whether a worker uses its CPU and stands somewhere else in every look, outside its idle loop: progress."""
+    stood = {s.pid: s for s in memory.serving.stood}
+    return any(
+        pid in memory.serving.active and pid in stood and not _polls(memory, stood[pid])
+        for pid in memory.serving.restless
+    )
+
+
+def should_spin(memory: Memory) -> bool:
+    """Say whether its workers burn CPU while they are idle, and one does not: a sign of a fault, not a proof."""
+    return memory.rules.idle_spins and any(p.pid not in memory.serving.active for p in workers(memory))
+
+
+def busy_words(memory: Memory) -> str:
+    """Return which GPU is busy at floor power, with its figures; "" if none is."""
+    if is_busy_for_nothing(memory.boards) is not True or not memory.boards.at_floor:
+        return ""
+    board = memory.boards.at_floor[0]
+    return f"{board.name} is busy at {board.watts:.0f} W, its floor" if board.watts is not None else ""

@@ -1,0 +1,149 @@
+"""Waits for something outside the launch, each with its budget: the machine, peers, locks, downloads, disks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hangguard.facts import LockFile, Process, Sample, Stack, Stuck, Waiting
+from hangguard.judge.memory import Memory
+from hangguard.judge.outside import STALLED_SHARE, THROTTLED_SHARE
+from hangguard.judge.patience import STALE, UNPROVEN, short
+from hangguard.judge.progress import DISK_WAIT, WINDOW, compiles
+from hangguard.judge.ranks import suspects
+from hangguard.judge.sites import WITHIN, wait_of
+from hangguard.judge.stillness import may_end_from_outside, movers
+from hangguard.judge.telling import judged, numbers, phase_of
+
+RUNNABLE = "runnable threads"
+
+
+def waits(memory: Memory, sample: Sample) -> Waiting | Stuck | None:
+    """Decide whether something outside is waited for."""
+    if memory.tree is None:
+        return None
+    return (
+        _wanted(memory, sample)
+        or _frozen(memory, sample)
+        or _peers(memory, sample, movers(memory.tree, memory.rules))
+        or _outside(memory, sample, movers(memory.tree, memory.rules))
+        or _machine(memory, sample)
+    )
+
+
+def looked_at(memory: Memory) -> tuple[Stack, ...]:
+    """Return the stacks of the last look since anything was produced."""
+    return memory.agreement.stacks if memory.agreement else ()
+
+
+def waits_for_ours(memory: Memory) -> frozenset[int]:
+    """Return the members that wait for a lock which another member holds: nothing outside can end that."""
+    return frozenset(pid for lock in memory.outside.locks if lock.owner_is_member for pid in lock.waiters)
+
+
+def _wanted(memory: Memory, sample: Sample) -> Waiting | None:
+    if not memory.outside.is_quiet(sample.t):
+        return None
+    left = (memory.outside.quiet_until or sample.t) - sample.t
+    return judged(Waiting, memory, sample, f"quiet was asked for, {left:.0f} s of it are left", "quiet")
+
+
+def _frozen(memory: Memory, sample: Sample) -> Waiting | None:
+    if not memory.outside.is_frozen or memory.idle_for < WINDOW:
+        return None
+    why = "its control group is frozen (cgroup.freeze): nothing in it can run until it is thawed"
+    return judged(Waiting, memory, sample, why, "host")
+
+
+def _peers(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiting | None:
+    """Other machines: nobody here can say what they do."""
+    rules, phase = memory.rules, phase_of(memory)
+    if rules.nodes == 1 and rules.answers:
+        return None
+    still = memory.idle_for >= short(rules, phase)
+    if still and not rules.answers:
+        why = "this node never answers by itself; it may be waiting for the one that does"
+        return judged(Waiting, memory, sample, why, "peers")
+    if still and phase in {"import", "dist-init"}:
+        return judged(Waiting, memory, sample, "it may be waiting for the other machines of this launch", "peers")
+    if rules.nodes == 1 or memory.unproductive_for < short(rules, phase):
+        return None
+    pids = {p.pid for p in able}
+    for stack in looked_at(memory):
+        found = wait_of(stack, rules) if stack.pid in pids else None
+        if found is not None and found.waits_for in WITHIN:
+            why = f"it may be waiting for the other machines of this launch: {stack.title} ({stack.pid}) is in {found}"
+            return judged(Waiting, memory, sample, why, "peers", numbers=numbers(memory))
+    if memory.boards.spinning:
+        why = "kernels run all the time and nothing is produced: they may be waiting for the other machines"
+        return judged(Waiting, memory, sample, why, "peers", numbers=numbers(memory))
+    return None
+
+
+def _outside(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiting | Stuck | None:
+    """Locks and downloads, by the stacks and channels of those who wait."""
+    if memory.idle_for < short(memory.rules, phase_of(memory)):
+        return None
+    found = may_end_from_outside(looked_at(memory), able, memory.rules)
+    if found is None:
+        return None
+    kind, where = found
+    if kind == "lock":
+        return _lock(memory, sample, where)
+    return judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", "download")
+
+
+def _lock(memory: Memory, sample: Sample, where: str) -> Waiting | Stuck | None:
+    pids = {p.pid for p in memory.tree.members} if memory.tree else set()
+    locks = [lock for lock in memory.outside.locks if pids & set(lock.waiters)]
+    others = [lock for lock in locks if lock.owner is not None and not lock.owner_is_member]
+    if others:
+        lock = others[0]
+        owner = f"{lock.owner_title[:80] or 'a process'} (pid {lock.owner})"
+        return judged(Waiting, memory, sample, f"{where}: {lock.path} is held by {owner}, which is no member", "lock")
+    stale = next((lock for lock in locks if _is_stale(memory, sample, lock)), None)
+    if stale is not None:
+        return _stale(memory, sample, stale, where)
+    if locks and all(lock.owner_is_member for lock in locks):
+        return None  # a member that hangs itself: nothing outside
+    return judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", "lock")
+
+
+def _is_stale(memory: Memory, sample: Sample, lock: LockFile) -> bool:
+    """A file whose presence is the lock, that nobody has open, and that did not change for long."""
+    since = dict(memory.outside.locks_since).get(lock.path, sample.t)
+    age = lock.age_seconds if lock.age_seconds is not None else sample.t - since
+    compilers = memory.tree is not None and any(compiles(p) for p in memory.tree.members)
+    return lock.kind == "presence" and lock.owner is None and age >= STALE and not compilers
+
+
+def _stale(memory: Memory, sample: Sample, lock: LockFile, where: str) -> Waiting | Stuck:
+    age = "" if lock.age_seconds is None else f", {lock.age_seconds:.0f} s old"
+    why = (
+        f"{where}: {lock.path} was left behind (nobody has it open, no compiler runs{age}); "
+        f"if no other build uses that folder, remove it: rm {lock.path}"
+    )
+    before = memory.verdict
+    since = before.since if before.kind == "stale-lock" else sample.t
+    if sample.t - since < STALE:
+        return judged(Waiting, memory, sample, why, "stale-lock", confidence="medium")
+    assert memory.tree is not None
+    found = suspects(memory.tree, memory.rules, looked_at(memory), said=memory.said)
+    stuck = judged(Stuck, memory, sample, why, "idle", confidence="medium", numbers=numbers(memory))
+    return replace(stuck, still_for=memory.idle_for, suspects=found)
+
+
+def _machine(memory: Memory, sample: Sample) -> Waiting | None:
+    """A starved start: its threads wait for the disk, or for a core."""
+    if memory.unproductive_for < UNPROVEN or memory.idle_for >= short(memory.rules, phase_of(memory)):
+        return None
+    throttled, cpu = memory.outside.share("throttled"), memory.outside.share("cpu")
+    if memory.activity_by == DISK_WAIT:
+        why = "threads wait for the disk, and nothing was produced"
+        return judged(Waiting, memory, sample, why, "disk", numbers=numbers(memory))
+    if throttled is not None and throttled >= THROTTLED_SHARE:
+        why = f"the CPU quota of its control group kept it from running for {100 * throttled:.0f} % of the time"
+        return judged(Waiting, memory, sample, why, "host", numbers=numbers(memory))
+    if memory.activity_by == RUNNABLE and cpu is not None and cpu >= STALLED_SHARE:
+        why = f"its threads want to run, and this machine's cores are taken ({100 * cpu:.0f} % of the time)"
+        return judged(Waiting, memory, sample, why, "host", numbers=numbers(memory))
+    return None

@@ -1,0 +1,148 @@
+"""What one look could not see and what would give it, and what a person does next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hangguard.changes import describe
+from hangguard.facts import (
+    NOT_ASKED,
+    Broken,
+    Exited,
+    Expired,
+    Moving,
+    Ready,
+    Reply,
+    Sample,
+    Stack,
+    Stuck,
+    Unclear,
+    Unseen,
+    Verdict,
+    Waiting,
+)
+from hangguard.judge import Memory, permitted
+from hangguard.supervision.found import FoundServer
+from hangguard.supervision.look import Look, Missing
+
+_HELPS = {
+    "processes": "run it on the machine where the server runs",
+    "log": "--log FILE, or start the server with its output in a file",
+    "GPUs": "the driver does not answer: see dmesg",
+    "health": "",
+    "port": "--url http://HOST:PORT",
+    "stacks": "pip install 'hangguard[stacks]' beside hangguard",
+}
+_PERMISSION = "sudo hangguard diagnose; in a container start it with --cap-add SYS_PTRACE"
+
+
+def missing_in(samples: tuple[Sample, ...], server: FoundServer) -> tuple[Missing, ...]:
+    """Return what could not be seen in the newest look at each source, and what would give it."""
+    found = [Missing(source="server", reason=note) for note in server.notes]
+    for source, name in (
+        ("processes", "tree"), ("log", "log"), ("port", "port"), ("health", "health"), ("GPUs", "gpus"),
+        ("host", "host"), ("counters of requests", "serving"), ("stacks", "stacks"), ("locks", "locks"),
+        ("communicators", "communicators"),
+    ):  # fmt: skip
+        if source == "communicators" and server.launch.ranks * server.launch.nodes == 1:
+            continue
+        facts = [fact for sample in samples if (fact := getattr(sample, name)) != NOT_ASKED]
+        if facts and isinstance(facts[-1], Unseen):
+            helps = _PERMISSION if _is_permission(facts[-1].reason) and server.pid else _HELPS.get(source, "")
+            found.append(Missing(source=source, reason=facts[-1].reason, helps=helps))
+    return (*found, *_unseen_members(samples), *_unseen_bytes(samples))
+
+
+def _unseen_members(samples: tuple[Sample, ...]) -> list[Missing]:
+    stacks = newest_stacks(samples)
+    if isinstance(stacks, Unseen):
+        return []
+    by_reason: dict[str, list[str]] = {}
+    for stack in stacks:
+        if isinstance(stack.threads, Unseen) and stack.is_python:
+            by_reason.setdefault(stack.threads.reason, []).append(f"{stack.title[:40]} ({stack.pid})")
+    return [
+        Missing(
+            source="stacks",
+            reason=f"{', '.join(who[:4])}{f' and {len(who) - 4} more' if len(who) > 4 else ''}: {reason}",
+            helps=_PERMISSION if _is_permission(reason) else "",
+        )
+        for reason, who in by_reason.items()
+    ]
+
+
+def _unseen_bytes(samples: tuple[Sample, ...]) -> list[Missing]:
+    tree = samples[-1].tree if samples else NOT_ASKED
+    if isinstance(tree, Unseen) or all(process.read_chars is not None for process in tree.members):
+        return []
+    return [Missing(source="bytes read", reason="the kernel shows them to the server's own user", helps=_PERMISSION)]
+
+
+def _is_permission(reason: str) -> bool:
+    """Only for advice: nothing is decided by these words."""
+    return any(word in reason.lower() for word in ("permi", "may not", "not allowed", "ptrace"))
+
+
+def advice_for(look: Look, memory: Memory) -> tuple[str, ...]:
+    """Return what a person does next."""
+    verdict, server = look.verdict, look.server
+    match verdict:
+        case Stuck() if verdict.kind == "stopped":
+            pids = " ".join(str(s.pid) for s in verdict.suspects if "stop" in s.note or s.note.startswith("state"))
+            return (f"let it go on: kill -CONT {pids or server.pid}", *_ending(server))
+        case Stuck() | Broken() | Expired():
+            return (*look.diagnosis.advice, *_cures(verdict, server), *_ending(server))
+        case Exited():
+            return (f"it has ended: see the end of its log ({verdict.why})",)
+        case Waiting():
+            return (f"look at what it waits for ({verdict.why}), and look here again in a minute",)
+        case Unclear() if not server.pid:
+            return (
+                "run this on the machine of the server, as its user or as root",
+                "send one small request of your own",
+            )
+        case Unclear() if verdict.kind == "serving":
+            return ("look longer, and ask it for a few tokens: hangguard diagnose --within 40 --canary", *_wanted(look))
+        case Unclear():
+            return ("look again in a minute: the same picture twice says more", *_wanted(look))
+        case Moving():
+            return ("wait: it moves. Look again when it has been silent for longer than you expect",)
+        case Ready():
+            return _when_ready(memory)
+
+
+def _wanted(look: Look) -> list[str]:
+    return ["give what could not be seen (above)"] if any(missing.helps for missing in look.missing) else []
+
+
+def _when_ready(memory: Memory) -> tuple[str, ...]:
+    health = memory.last.health if memory.last is not None else NOT_ASKED
+    if isinstance(health, Reply) and health.state == "waiting":
+        return ("its health route has not answered in this look: send one small request of your own",)
+    return ("nothing points to a hang. If a request of yours does not end, look again while it is open",)
+
+
+def _cures(verdict: Verdict, server: FoundServer) -> list[str]:
+    """Changes of the engine's own table that answer a hang in this phase, and apply to this command."""
+    cures = []
+    for fallback in permitted("any", server.engine.fallbacks):
+        changed = fallback.change(server.launch) if verdict.phase in fallback.answers else None
+        if changed is not None:
+            change = describe(server.launch, changed).removeprefix("+ ")
+            cures.append(f"start it again with {change} (alters {fallback.alters}: {fallback.cost})")
+    return [*cures, "or let hangguard find out: hangguard run -- COMMAND"] if cures else []
+
+
+def _ending(server: FoundServer) -> list[str]:
+    if not server.pid:
+        return []
+    return [f"nothing of it was touched. To end it: kill {server.pid}, and look that its GPU memory is free afterwards"]
+
+
+def newest_stacks(samples: Iterable[Sample]) -> tuple[Stack, ...] | Unseen:
+    """Return the stacks that were taken last, or why there are none."""
+    found: tuple[Stack, ...] | Unseen = Unseen("none were taken")
+    for sample in samples:
+        if sample.stacks != NOT_ASKED:
+            found = sample.stacks
+    return found

@@ -1,0 +1,84 @@
+"""A disk that stops answering: a file system in user space, with one file of zeros that is called ``weights``.
+
+usage: states_disk.py FOLDER MEGABYTES. Mounts itself over FOLDER and says ``mounted``. After so many megabytes it answers
+no reading any more, says ``silent``, and answers all of it when a line comes on stdin. It ends with stdin; a reading
+that is open then fails, so nothing stays behind in the kernel. (The protocol: include/uapi/linux/fuse.h, 7.31.)
+"""
+
+import ctypes
+import errno
+import os
+import select
+import struct
+import sys
+
+LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = 1, 2, 3, 14, 15, 18, 25, 26, 36, 42
+SIZE = 1 << 30
+MNT_DETACH = 2
+
+libc = ctypes.CDLL(None, use_errno=True)
+folder, megabytes = sys.argv[1].encode(), float(sys.argv[2])
+device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+waiting, answered, is_silent = [], 0, False
+
+
+def attributes(node):
+    mode, size = (0o040755, 0) if node == 1 else (0o100644, SIZE)
+    return struct.pack("<6Q10I", node, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+def reply(unique, data=b"", error=0):
+    try:
+        os.write(device, struct.pack("<IiQ", 16 + len(data), -error, unique) + data)
+    except FileNotFoundError:
+        pass  # whoever asked has been killed meanwhile
+
+
+def answer(operation, unique, node, body):
+    global answered, is_silent
+    if operation == INIT:
+        reply(unique, struct.pack("<IIIIHHIIHH8I", 7, 31, 128 << 10, 0, 8, 8, 128 << 10, 1, 32, 0, *[0] * 8))
+    elif operation == LOOKUP:
+        found = body.rstrip(b"\0") == b"weights"
+        entry = struct.pack("<4Q2I", 2, 0, 60, 60, 0, 0) + attributes(2)
+        reply(unique, entry) if found else reply(unique, error=errno.ENOENT)
+    elif operation == GETATTR:
+        reply(unique, struct.pack("<QII", 60, 0, 0) + attributes(node))
+    elif operation == OPEN:
+        reply(unique, struct.pack("<QII", 1, 0, 0))
+    elif operation == READ:
+        (size,) = struct.unpack_from("<I", body, 16)
+        if answered >= megabytes * (1 << 20) and not is_silent:
+            is_silent = True
+            print("silent", flush=True)
+        if is_silent:
+            waiting.append((unique, size))
+        else:
+            answered += size
+            reply(unique, bytes(size))
+    elif operation in {FLUSH, RELEASE}:
+        reply(unique)
+    elif operation not in {FORGET, BATCH_FORGET, INTERRUPT}:
+        reply(unique, error=errno.ENOSYS)
+
+
+options = b"fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other" % (device, os.getuid(), os.getgid())
+if libc.mount(b"states_disk", folder, b"fuse", 6, options) != 0:
+    sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+print("mounted", flush=True)
+try:
+    while True:
+        readable, _, _ = select.select([device, sys.stdin], [], [])
+        if sys.stdin in readable:
+            if not os.read(0, 100):
+                break
+            megabytes, is_silent = float("inf"), False
+            for unique, size in waiting:
+                reply(unique, bytes(size))
+            waiting = []
+        if device in readable:
+            request = os.read(device, 1 << 18)
+            _, operation, unique, node = struct.unpack_from("<IIQQ", request)
+            answer(operation, unique, node, request[40:])
+finally:
+    libc.umount2(folder, MNT_DETACH)

@@ -1,0 +1,161 @@
+"""Programs under a supervision that only reports, several at once: what it told of each, and what it says now."""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import psutil
+import tenacity
+from seen import PROGRAMS, until
+
+from hangguard import GaveUp, Limits, Retry, supervise
+
+QUICK = Limits(patience=5.0, stop_grace=1.0)
+"""The shortest patience there is: one window."""
+
+USUAL = Limits(stop_grace=1.0)
+"""The patience that a user gets, for what must never be called a hang."""
+
+
+def program(name, *words):
+    return [sys.executable, "-B", str(PROGRAMS / f"states_{name}.py"), *map(str, words)]
+
+
+class Watched:
+    """One launch, from its start to the end of the block."""
+
+    def __init__(self, folder, command, **options):
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {"url": "http://127.0.0.1:{port}", "on_hang": "report", "limits": QUICK, **options}
+        if options.get("engine", "generic") != "generic":
+            options.pop("url")
+        self.folder = folder
+        self.told = []
+        self.server = None
+        self.error = None
+        self.supervision = supervise(
+            command,
+            cwd=folder,
+            run_dir=folder / "runs",
+            retry=Retry(stop=tenacity.stop_after_attempt(1)),
+            hooks=[self._hear],
+            **options,
+        )
+        self.over = anyio.Event()
+        self.leaving = anyio.CancelScope()
+
+    def _hear(self, event):
+        if event.event == "verdict":
+            self.told.append(event.verdict)
+
+    async def run(self):
+        with self.leaving:
+            try:
+                async with self.supervision as server:
+                    self.server = server
+                    await server.wait()
+            except GaveUp as error:
+                self.error = error
+        self.over.set()
+
+    @property
+    def verdict(self):
+        """The newest one; after the end, the last."""
+        now = self.supervision.now
+        if now is not None:
+            return now.memory.verdict
+        return self.supervision.history[-1].verdict if self.supervision.history else None
+
+    @property
+    def kinds(self):
+        """Every class and kind so far, once each."""
+        return {(v.verdict, v.kind) for v in self.told}
+
+    @property
+    def classes(self):
+        return {v.verdict for v in self.told}
+
+    async def until(self, verdict, kind=None, *, within=90.0):
+        """Wait for a verdict, and return it. That it may take long on a busy machine says nothing."""
+
+        def look():
+            seen = self.verdict
+            is_it = seen is not None and seen.verdict == verdict and kind in {None, seen.kind}
+            assert is_it or not self.over.is_set(), f"over: {seen}; {self.log}"
+            return seen if is_it else None
+
+        try:
+            return await until(look, within=within)
+        except AssertionError as late:
+            raise AssertionError(f"{late}; told {sorted(self.kinds)}; now {self.verdict}; {self.log}") from None
+
+    async def goes_on_for(self, seconds):
+        """Let it be watched for so long."""
+        first = await until(lambda: self.supervision.now and self.supervision.now.memory.started_at, within=30.0)
+        await until(lambda: self.over.is_set() or self.supervision.now.memory.now - first >= seconds, within=4 * seconds + 30)
+
+    async def ended(self, within=90.0):
+        """Wait for its end by itself; return the last verdict."""
+        with anyio.fail_after(within):
+            await self.over.wait()
+        return self.supervision.history[-1].verdict
+
+    @property
+    def root(self):
+        return self.supervision.now.guarded.pid
+
+    @property
+    def log(self):
+        logs = sorted(self.folder.glob("runs/*/attempt-*.log"))
+        return logs[-1].read_text(errors="replace")[-2000:] if logs else "no log yet"
+
+    async def says(self, text, within=60.0):
+        """Wait for a text in its log."""
+        await until(lambda: text in self.log, within=within)
+
+    async def children(self, count, within=30.0):
+        """Wait for so many processes below the launched one; return their pids."""
+
+        def look():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found = psutil.Process(self.root).children(recursive=True)
+                return [child.pid for child in found] if len(found) >= count else None
+
+        await until(lambda: self.supervision.now is not None, within=within)
+        return await until(look, within=within)
+
+
+@contextlib.asynccontextmanager
+async def watching(folder, command, **options):
+    """Watch one program; it is ended with the block, with proof."""
+    watched = Watched(Path(folder), command, **options)
+    async with anyio.create_task_group() as group:
+        group.start_soon(watched.run)
+        try:
+            yield watched
+        finally:
+            watched.leaving.cancel()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(60.0):
+                await watched.over.wait()
+
+
+@contextlib.asynccontextmanager
+async def watching_all(folder, **wanted):
+    """Watch several at once: by name, each a command or (command, options)."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = {}
+        for name, what in wanted.items():
+            command, options = what if isinstance(what, tuple) else (what, {})
+            found[name] = await stack.enter_async_context(watching(folder / name, command, **options))
+        yield found
+
+
+def send(pid, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+__all__ = ["QUICK", "USUAL", "Watched", "program", "send", "signal", "watching", "watching_all"]
