@@ -22,6 +22,7 @@ from scenarios import PROGRAM, Scenario
 
 USERS = Path(__file__).parent / "users"
 ENDS_WITHIN = 90.0
+EPSILON = 1e-6
 ALARMS = {"stuck", "broken", "expired", "exited"}
 
 
@@ -379,13 +380,15 @@ def run_all(jobs: list[tuple[Scenario, str]], cores: float, tell: Callable[[str]
         for outcome in found:
             tell(_line(outcome))
 
+    waiting = sorted(jobs, key=lambda job: -job[0].cores * job[0].watched)
     threads = []
-    for scenario, contender in sorted(jobs, key=lambda job: -job[0].cores * job[0].watched):
+    while waiting:
         with room:
-            while free[0] < scenario.cores - 1e-6:
-                room.wait()
-            free[0] -= scenario.cores
-        threads.append(threading.Thread(target=one, args=(scenario, contender)))
+            room.wait_for(lambda: any(scenario.cores <= free[0] + EPSILON for scenario, _ in waiting))
+            job = next(job for job in waiting if job[0].cores <= free[0] + EPSILON)
+            free[0] -= job[0].cores
+        waiting.remove(job)
+        threads.append(threading.Thread(target=one, args=job))
         threads[-1].start()
         time.sleep(1.0)  # a start costs more than what follows
     for thread in threads:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import version as version_of
 
-from hangguard import ENGINES, Limits
+from hangguard import ENGINES, Limits, learned
 from hangguard.delegates import DELEGATES
 from hangguard.engines import questions
 from hangguard.engines.answered import Answered
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import PHASES
-from hangguard.judge import progress, stillness
+from hangguard.judge import asking, asks, boards, broken, patience, progress, served, serving, startup, stillness
 from hangguard.supervision.run import additions
 from hangguard.wrappers import WRAPPERS
-
-assess = import_module("hangguard.judge.assess")  # the name in the package is the function's
 
 project = "hangguard"
 author = "the hangguard authors"
@@ -39,7 +36,7 @@ WHY = {
     "SPT_NOENV": "a retitled process (setproctitle) leaves its environment readable",
     "PYTHONFAULTHANDLER": "Python stacks in the log when a process dies by a fault",
     "PYTHONUNBUFFERED": "the log is current, not a buffer behind",
-    "NCCL_RAS_ADDR": "NCCL (2.24 and later) tells there, to this machine only, which ranks have come and which are behind",
+    "NCCL_RAS_ADDR": "NCCL (2.24 and later) tells this machine there which ranks have come and which are behind",
 }
 
 
@@ -66,8 +63,28 @@ myst_substitutions = {
     **{
         name: number(getattr(module, name))
         for module, names in (
-            (assess, ("PATIENCE", "PATIENCE_WITHOUT_STACKS", "UNPROVEN", "LOOK_CLOSER")),
+            (
+                patience,
+                (
+                    "PATIENCE",
+                    "PATIENCE_WITHOUT_STACKS",
+                    "UNPROVEN",
+                    "BUSY_PATIENCE",
+                    "HOT_PATIENCE_ELSEWHERE",
+                    "HOT_LOOKS",
+                    "STALE",
+                    "LEARNED_FACTOR",
+                    "LEARNED_AT_MOST",
+                ),
+            ),
+            (asking, ("LOOK_CLOSER",)),
             (progress, ("WINDOW", "GAP", "FAULT_RATE", "FAULT_SLACK", "BUSY_LOOKS")),
+            (boards, ("SPINNING_PERCENT", "NEAR_FLOOR", "CLEARLY_ABOVE")),
+            (broken, ("HANGS_ON", "WEDGED_FOR")),
+            (startup, ("STOPPED_BESIDE_BUSY",)),
+            (serving, ("SILENT_FOR", "SILENT_WITHOUT_STACKS", "SILENT_WITHOUT_GPUS", "CANARY_OPEN")),
+            (served, ("CANARY_EVERY", "CANARY_AT_MOST")),
+            (asks, ("CANARY_AFTER", "ANSWERED_LATELY", "CANARY_IDLE_EVERY")),
         )
         for name in names
     },
@@ -77,7 +94,7 @@ myst_substitutions = {
     "BYTE_SLACK": number(progress.BYTE_SLACK / KIB),
     "RSS_STEP": number(progress.RSS_STEP / MIB),
     "GPU_MEMORY_STEP": number(progress.GPU_MEMORY_STEP / MIB),
-    "GPU_BUSY_PERCENT": number(progress.GPU_BUSY_PERCENT),
+    "GPU_BUSY_PERCENT": number(boards.BUSY_PERCENT),
     "BUSY_SHARE": number(progress.BUSY_SHARE * 100),
     "CPU_RATE": number(progress.CPU_RATE * 100),
     "CPU_RATE_PER_THREAD": number(progress.CPU_RATE_PER_THREAD * 100),
@@ -87,6 +104,8 @@ myst_substitutions = {
     "stop_grace": number(Limits().stop_grace),
     "death_grace": number(Limits().death_grace),
     "phases": ", ".join(PHASES),
+    "hot_patience": ", ".join(f"{number(seconds)} s in {phase}" for phase, seconds in patience.HOT_PATIENCE.items()),
+    "good_starts": number(learned.GOOD_STARTS),
     "answered_sglang": table(ANSWERED_HEAD, [answered(row) for row in questions.SGLANG]),
     "answered_vllm": table(ANSWERED_HEAD, [answered(row) for row in questions.VLLM]),
     "wrappers": ", ".join(f"`{wrapper.shown}`" for wrapper in WRAPPERS),

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from hangguard.facts import GpuHolder as GpuHolder
     from hangguard.facts import Growth as Growth
     from hangguard.facts import Host as Host
+    from hangguard.facts import IdlePlace as IdlePlace
     from hangguard.facts import Launch as Launch
     from hangguard.facts import Limits as Limits
     from hangguard.facts import Listener as Listener
+    from hangguard.facts import LoadRoute as LoadRoute
     from hangguard.facts import LockFile as LockFile
     from hangguard.facts import Log as Log
     from hangguard.facts import Marker as Marker
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Moving as Moving
     from hangguard.facts import Port as Port
     from hangguard.facts import Process as Process
+    from hangguard.facts import QuietRoute as QuietRoute
     from hangguard.facts import Ready as Ready
     from hangguard.facts import Release as Release
     from hangguard.facts import ReleaseItem as ReleaseItem
@@ -127,11 +130,11 @@ _HOMES = {
     ),
     "facts": (
         "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
-        "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "Launch", "Limits",
-        "Listener", "LockFile", "Log", "Marker", "Measure", "Metric", "Moving", "Port", "Process", "Ready",
-        "Release", "ReleaseItem", "Reply", "Request", "Sample", "Serving", "Stack", "StackFrame",
-        "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom", "ThreadStack", "Timer", "Tree", "Unclear",
-        "Unseen", "Verdict", "WaitSite", "Waiting",
+        "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
+        "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "Marker", "Measure", "Metric",
+        "Moving", "Port", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
+        "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
+        "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (
         "Budget", "GiveUp", "Keep", "Memory", "Relaunch", "Rules", "assess", "next_move", "rules_for", "start",

@@ -22,6 +22,7 @@ from hangguard.facts import (
     Gpu,
     GpuHolder,
     Host,
+    Listener,
     Log,
     Port,
     Process,
@@ -94,6 +95,7 @@ def timeline(
                 sample,
                 t=t,
                 answer=Reply(state="good" if answered else "failed", since=t),
+                port=Port(port=8000, listener=Listener(pid=None, title="", ours=None) if answered else None),
                 stacks=agreeing(sample.tree, channel, at) if stacks else Unseen("py-spy is not installed"),
             )
         )

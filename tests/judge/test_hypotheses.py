@@ -1,4 +1,4 @@
-"""Every possible cause with what speaks for it and against it. Each is supported by one timeline, ruled out by another."""
+"""Every possible cause, what speaks for it and against it: supported by one timeline, ruled out by another."""
 
 from dataclasses import replace
 
@@ -287,11 +287,11 @@ def test_a_wedged_driver():
 def test_somebody_stopped_it():
     stopped = Story().goes(22, **BUSY).stops(102).goes(30)
     memory = watch(stopped.samples, rules())[-1]
-    assert standing(memory, "somebody") == "confirmed"
+    assert standing(memory, "somebody else stopped") == "confirmed"
     assert "CONT" in diagnose_memory(memory).advice[0]
-    assert standing(hung(), "somebody") == "ruled out"
+    assert standing(hung(), "somebody else stopped") == "ruled out"
     ended = watch(Story().goes(5, **BUSY).loses(102, -15).loses(101, 0).loses(100, -15).goes(1).samples, rules())[-1]
-    assert standing(ended, "somebody") == "supported"
+    assert standing(ended, "somebody else stopped") == "supported"
 
 
 def test_the_port_and_a_proxy():

@@ -247,6 +247,22 @@ def test_a_log_that_cannot_be_read_was_silent_if_nobody_wrote_anything():
     assert stuck.now - LOADED_AT <= 15.0
 
 
+@pytest.mark.parametrize(
+    ("hide", "at", "found"),
+    [
+        (("answer", "port"), ("acquire lock.py",), False),
+        (("answer",), ("acquire lock.py",), True),
+        (("answer", "port"), ("acquire lock.py", "load_model"), True),
+        (("port",), ("acquire lock.py",), True),
+    ],
+    ids=["it may be ready", "nobody listens", "a worker still loads", "it does not answer"],
+)
+def test_an_unseen_answer_may_be_a_good_one(hide, at, found):
+    # A ready server that nobody asks is the picture of an idle hang.
+    memories = watch(loaded(*at).goes(130, hide=hide).samples)
+    assert ("stuck" in seen(memories)) is found
+
+
 def test_a_log_that_cannot_be_read_was_perhaps_not_silent_if_somebody_wrote():
     told = loaded(sees_writes=True).goes(300, log=NEVER, writes=50.0)
     assert "stuck" not in seen(watch(told.samples, rules(attached=True)))

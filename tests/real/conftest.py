@@ -3,10 +3,12 @@
 A failing install fails the test: nothing here is skipped.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 from real_engines import HERE, installed, make_model
+from real_table import Table
 
 TEST_WITHIN = 400
 """Seconds for one test body; installs come on top, they have a limit of their own."""
@@ -43,3 +45,12 @@ def tiny_llama(vllm_env, tmp_path_factory):
 def tiny_gpt2(sglang_env, tmp_path_factory):
     """A GPT-2 of two layers: what SGLang serves without its kernels."""
     return make_model(sglang_env, tmp_path_factory.mktemp("models") / "tiny-gpt2", "--arch", "gpt2")
+
+
+@pytest.fixture(scope="session")
+def table():
+    """One row a scenario; ``HANGGUARD_TABLE`` names the file that becomes the page of the documentation."""
+    made = Table()
+    yield made
+    if made.rows and (name := os.environ.get("HANGGUARD_TABLE")):
+        Path(name).write_text(made.text())

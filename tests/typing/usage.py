@@ -154,3 +154,25 @@ def judge_yourself(samples: Iterable[Sample], rules: Rules) -> Verdict:
     for sample in samples:
         memory = hangguard.step(memory, sample)
     return memory.verdict
+
+
+def look_once(pid: int) -> str:
+    look = hangguard.diagnose(pid, within=13.5)
+    assert_type(look, hangguard.Look)
+    assert_type(look.server, hangguard.FoundServer)
+    return what_to_do(look.verdict) + "; ".join((*look.advice, *(missing.reason for missing in look.missing)))
+
+
+def watch_on(pid: int, started: int) -> Verdict:
+    with hangguard.attach(pid, started=started, on_hang="act", hooks=[print]) as watch:
+        assert_type(watch, hangguard.Watch)
+        for event in watch.events():
+            assert_type(event, Event)
+        return watch.wait(timeout=5.0)
+
+
+async def watch_asynchronously(url: str) -> Verdict:
+    await hangguard.adiagnose(url=url)
+    async with hangguard.attach(url=url) as watch:
+        assert_type(watch, hangguard.AsyncWatch)
+        return await watch.wait()

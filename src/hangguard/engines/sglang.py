@@ -115,6 +115,8 @@ _NOISE = (
     common.ACCESS_LINE,
     # The answer to a health probe of ours (or of a neighbour's) that nobody served.
     r"Health check failed\. Server couldn't get a response",
+    # --log-requests: a front end takes requests in beside a hung scheduler (srt/managers/tokenizer_manager.py).
+    r"\] Receive: obj=",
 )
 
 _STACK_MARKERS = (

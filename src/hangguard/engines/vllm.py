@@ -167,6 +167,8 @@ _NOISE = (
     r"Avg prompt throughput: 0\.0 tokens/s, Avg generation throughput: 0\.0 tokens/s",
     # Every 60 s while a worker has not answered: a hang or a compile (VLLM_RINGBUFFER_WARNING_INTERVAL).
     r"No available shared memory broadcast block found in \d+ seconds",
+    # --enable-log-requests: a front end takes requests in beside a hung engine (entrypoints/logger.py).
+    r"(?:Received|Added) request \S+",
     # At DEBUG every 10 s, for ever (v1/engine/utils.py).
     r"Waiting for \d+ local, \d+ remote core engine proc\(s\)",
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import reduce
 
+from hangguard.delegates import advice_for
 from hangguard.facts import (
     Ask,
     Exited,
@@ -143,7 +144,8 @@ def _unseen_or_elsewhere(memory: Memory, sample: Sample) -> Verdict | None:
             Unclear,
             memory,
             sample,
-            f"the server itself is started by {memory.rules.delegates_to} elsewhere and cannot be seen from here",
+            f"the server itself is started by {memory.rules.delegates_to} elsewhere and cannot be seen from here: "
+            f"{advice_for(memory.rules.delegates_to)}",
         )
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from hangguard.facts import Confidence, Moving, Process, Sample, Stuck, Tree, Unclear, Unseen, Verdict
+from hangguard.facts import Confidence, Moving, Port, Process, Sample, Stuck, Tree, Unclear, Unseen, Verdict
 from hangguard.judge import patience
 from hangguard.judge.boards import is_busy_for_nothing
 from hangguard.judge.headline import headline
@@ -14,9 +14,9 @@ from hangguard.judge.progress import BUSY_LOOKS, HOT_SHARE, active_members, look
 from hangguard.judge.ranks import suspects
 from hangguard.judge.rules import TRACKERS, Rules, matches
 from hangguard.judge.sites import WITHIN, Found, wait_of
-from hangguard.judge.stillness import may_wake_by_itself, movers
+from hangguard.judge.stillness import may_wake_by_itself, movers, phase_by_stacks, working_members
 from hangguard.judge.telling import judged, numbers, phase_of
-from hangguard.judge.waits import looked_at, waits, waits_for_ours
+from hangguard.judge.waits import is_in_vfork, looked_at, waits, waits_for_ours
 
 SILENT_BYTES = 200
 """A log that cannot be read was silent if the whole tree wrote less than this since anything moved."""
@@ -91,11 +91,22 @@ def _blind(memory: Memory, sample: Sample, *, threads: bool = True) -> str:
     """Return what is unseen without which nothing is ever called stuck; "" if all of it is seen."""
     if isinstance(sample.log, Unseen) and not _wrote_nothing(memory):
         return f"the log cannot be seen ({sample.log.reason})"
+    if isinstance(sample.answer, Unseen) and _may_be_ready(memory, sample):
+        return f"whether it answers cannot be seen ({sample.answer.reason}): ready and unasked it would look just so"
     if threads and len(looks_at_threads(memory.window)) < BUSY_LOOKS:
         return "the states of the threads cannot be seen"
     if memory.tree is not None and any(p.read_chars is None for p in memory.tree.members):
         return "the bytes that the processes read cannot be seen"
     return ""
+
+
+def _may_be_ready(memory: Memory, sample: Sample) -> bool:
+    """Whether a start whose answers are unseen may be over: somebody may listen, and no worker stands in a start."""
+    if isinstance(sample.port, Port) and sample.port.listener is None:
+        return False
+    return memory.tree is None or phase_by_stacks(
+        looked_at(memory), working_members(memory.tree, memory.rules), memory.rules
+    ) in {None, "serving"}
 
 
 def _wrote_nothing(memory: Memory) -> bool:
@@ -219,7 +230,8 @@ def _going_on(memory: Memory, sample: Sample) -> Verdict:
     """Anything else: it moves, or nobody can tell."""
     if memory.unproductive_for < patience.UNPROVEN:
         return replace(judged(Moving, memory, sample, headline(memory)), phase=memory.place.phase)
-    why = f"{memory.activity_by or 'nothing'}, but nothing was produced"
+    busy = "a wait in vfork for a child" if is_in_vfork(memory) else memory.activity_by or "nothing"
+    why = f"{busy}, but nothing was produced"
     return judged(Unclear, memory, sample, f"{why}; {_what_it_would_take(memory, sample)}", numbers=numbers(memory))
 
 

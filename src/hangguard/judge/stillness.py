@@ -33,6 +33,9 @@ of statistics. In all others, those of file systems above all, a thread has work
 POOL_FILES = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
 """Files of frames below those of a task that was given to a pool of threads: somebody waits for its end."""
 
+BATON = "file_baton.py"
+"""torch's lock by the presence of a file: who waits for it only looks whether the file is there."""
+
 LOCK_CHANNELS = ("lock_inode_wait", "lock_file_wait")
 """Parts of the wait channels of a blocking ``flock`` or ``lockf``."""
 
@@ -147,8 +150,11 @@ def movers(tree: Tree, rules: Rules) -> tuple[Process, ...]:
 
 def may_end_from_outside(
     stacks: tuple[Stack, ...], processes: tuple[Process, ...], rules: Rules
-) -> tuple[Literal["lock", "download"], str] | None:
-    """Return what could still end the wait of one of these members from outside the launch, and who waits for it."""
+) -> tuple[Literal["lock", "presence", "download"], str] | None:
+    """Return what could still end the wait of one of these members from outside the launch, and who waits for it.
+
+    ``presence``: a lock that is held for as long as a file is there.
+    """
     pids = {p.pid for p in processes}
     for stack in stacks:
         who = f"{stack.title} ({stack.pid})"
@@ -159,7 +165,7 @@ def may_end_from_outside(
         if found is None:
             continue
         if stack.pid in pids and found.waits_for == "lock":
-            return "lock", f"{who} waits in {found}"
+            return "presence" if found.site.file == BATON else "lock", f"{who} waits in {found}"
         if found.waits_for == "download" and (stack.pid in pids or found.site.file in HUB_FILES):
             return "download", f"{who} waits in {found}"
     return None

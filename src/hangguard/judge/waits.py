@@ -16,6 +16,10 @@ from hangguard.judge.telling import judged, numbers, phase_of
 
 RUNNABLE = "runnable threads"
 
+VFORK = ("kernel_clone", "_do_fork", "do_fork")
+"""Beginnings of the wait channel of a parent whose child of vfork has no program of its own yet (kernel/fork.c, by
+version). It is in state D then, and waits for no disk."""
+
 
 def waits(memory: Memory, sample: Sample) -> Waiting | Stuck | None:
     """Decide whether something outside is waited for."""
@@ -48,8 +52,8 @@ def _wanted(memory: Memory, sample: Sample) -> Waiting | None:
 
 
 def _frozen(memory: Memory, sample: Sample) -> Waiting | None:
-    if not memory.outside.is_frozen or memory.idle_for < WINDOW:
-        return None
+    if not memory.outside.is_frozen or memory.unproductive_for < WINDOW:
+        return None  # with control groups of version 1 all its threads are in state D then, as if they read a disk
     why = "its control group is frozen (cgroup.freeze): nothing in it can run until it is thawed"
     return judged(Waiting, memory, sample, why, "host")
 
@@ -87,25 +91,43 @@ def _outside(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiti
     if found is None:
         return None
     kind, where = found
-    if kind == "lock":
-        return _lock(memory, sample, where)
+    if kind != "download":
+        return _lock(memory, sample, where, by_presence=kind == "presence")
     return judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", "download")
 
 
-def _lock(memory: Memory, sample: Sample, where: str) -> Waiting | Stuck | None:
+def _lock(memory: Memory, sample: Sample, where: str, *, by_presence: bool) -> Waiting | Stuck | None:
     pids = {p.pid for p in memory.tree.members} if memory.tree else set()
-    locks = [lock for lock in memory.outside.locks if pids & set(lock.waiters)]
+    known = [lock for lock in memory.outside.locks if pids & set(lock.waiters)]
+    locks = known or _may_be_waited_for(memory.outside.locks, by_presence=by_presence)
     others = [lock for lock in locks if lock.owner is not None and not lock.owner_is_member]
     if others:
-        lock = others[0]
-        owner = f"{lock.owner_title[:80] or 'a process'} (pid {lock.owner})"
-        return judged(Waiting, memory, sample, f"{where}: {lock.path} is held by {owner}, which is no member", "lock")
-    stale = next((lock for lock in locks if _is_stale(memory, sample, lock)), None)
-    if stale is not None:
-        return _stale(memory, sample, stale, where)
-    if locks and all(lock.owner_is_member for lock in locks):
+        return judged(Waiting, memory, sample, f"{where}: {_held(others, known=bool(known))}", "lock")
+    stale = [lock for lock in locks if _is_stale(memory, sample, lock)]
+    if stale and (known or len(stale) == len(locks)):
+        return _stale(memory, sample, stale[:1] if known else stale, where)
+    if any(lock.owner_is_member for lock in locks) and (not known or all(lock.owner_is_member for lock in locks)):
         return None  # a member that hangs itself: nothing outside
     return judged(Waiting, memory, sample, f"something outside may still end the wait: {where}", "lock")
+
+
+def _may_be_waited_for(locks: tuple[LockFile, ...], *, by_presence: bool) -> list[LockFile]:
+    """Return the locks of which nobody is seen to wait, one of which it may be.
+
+    Who polls a lock of the kernel has its file open for moments only, and who waits for a file to go never has.
+    """
+    if by_presence:
+        return [lock for lock in locks if lock.kind == "presence"]
+    return [lock for lock in locks if lock.kind == "flock" and lock.owner is not None and not lock.owner_is_member]
+
+
+def _held(locks: list[LockFile], *, known: bool) -> str:
+    lock = locks[0]
+    owner = f"{lock.owner_title[:80] or 'a process'} (pid {lock.owner})"
+    if known:
+        return f"{lock.path} is held by {owner}, which is no member"
+    more = f", or for one of {len(locks) - 1} more" if len(locks) > 1 else ""
+    return f"perhaps for {lock.path}, which is held by {owner}, which is no member{more}"
 
 
 def _is_stale(memory: Memory, sample: Sample, lock: LockFile) -> bool:
@@ -116,12 +138,19 @@ def _is_stale(memory: Memory, sample: Sample, lock: LockFile) -> bool:
     return lock.kind == "presence" and lock.owner is None and age >= STALE and not compilers
 
 
-def _stale(memory: Memory, sample: Sample, lock: LockFile, where: str) -> Waiting | Stuck:
+def _stale(memory: Memory, sample: Sample, locks: list[LockFile], where: str) -> Waiting | Stuck:
+    lock = locks[0]
     age = "" if lock.age_seconds is None else f", {lock.age_seconds:.0f} s old"
     why = (
         f"{where}: {lock.path} was left behind (nobody has it open, no compiler runs{age}); "
         f"if no other build uses that folder, remove it: rm {lock.path}"
     )
+    if len(locks) > 1:
+        paths = ", ".join(one.path for one in locks[:8])
+        why = (
+            f"{where}: of these files one was left behind (nobody has them open, no compiler runs): {paths}; "
+            "find out which extension is built, and whether another build uses its folder, before any is removed"
+        )
     before = memory.verdict
     since = before.since if before.kind == "stale-lock" else sample.t
     if sample.t - since < STALE:
@@ -132,12 +161,24 @@ def _stale(memory: Memory, sample: Sample, lock: LockFile, where: str) -> Waitin
     return replace(stuck, still_for=memory.idle_for, suspects=found)
 
 
+def is_in_vfork(memory: Memory) -> bool:
+    """Say whether all that is in state D only waits for a child of vfork."""
+    members = memory.tree.members if memory.tree is not None else ()
+    asleep = [p for p in members if "D" in (p.thread_states or p.state)]
+    channels = {(s.pid, s.started): (s.wait_channel, *s.other_channels) for s in looked_at(memory)}
+    return bool(asleep) and all(
+        (p.thread_states or p.state).count("D") == 1
+        and any(isinstance(channel, str) and channel.startswith(VFORK) for channel in channels.get(p.identity, ()))
+        for p in asleep
+    )
+
+
 def _machine(memory: Memory, sample: Sample) -> Waiting | None:
     """A starved start: its threads wait for the disk, or for a core."""
     if memory.unproductive_for < UNPROVEN or memory.idle_for >= short(memory.rules, phase_of(memory)):
         return None
     throttled, cpu = memory.outside.share("throttled"), memory.outside.share("cpu")
-    if memory.activity_by == DISK_WAIT:
+    if memory.activity_by == DISK_WAIT and not is_in_vfork(memory):
         why = "threads wait for the disk, and nothing was produced"
         return judged(Waiting, memory, sample, why, "disk", numbers=numbers(memory))
     if throttled is not None and throttled >= THROTTLED_SHARE:

@@ -33,6 +33,7 @@ _HELPS = {
     "port": "--url http://HOST:PORT",
     "stacks": "pip install 'hangguard[stacks]' beside hangguard",
 }
+_FIND_OUT = ("or let hangguard find out: hangguard run -- COMMAND",)
 _PERMISSION = "sudo hangguard diagnose; in a container start it with --cap-add SYS_PTRACE"
 
 
@@ -91,7 +92,9 @@ def advice_for(look: Look, memory: Memory) -> tuple[str, ...]:
             pids = " ".join(str(s.pid) for s in verdict.suspects if "stop" in s.note or s.note.startswith("state"))
             return (f"let it go on: kill -CONT {pids or server.pid}", *_ending(server))
         case Stuck() | Broken() | Expired():
-            return (*look.diagnosis.advice, *_cures(verdict, server), *_ending(server))
+            cures = _cures(verdict, server)
+            general = (advice for advice in look.diagnosis.advice if not any(flag in advice for flag in cures))
+            return (*general, *cures.values(), *(_FIND_OUT if cures else ()), *_ending(server))
         case Exited():
             return (f"it has ended: see the end of its log ({verdict.why})",)
         case Waiting():
@@ -122,15 +125,15 @@ def _when_ready(memory: Memory) -> tuple[str, ...]:
     return ("nothing points to a hang. If a request of yours does not end, look again while it is open",)
 
 
-def _cures(verdict: Verdict, server: FoundServer) -> list[str]:
-    """Changes of the engine's own table that answer a hang in this phase, and apply to this command."""
-    cures = []
+def _cures(verdict: Verdict, server: FoundServer) -> dict[str, str]:
+    """Changes of the engine's own table that answer a hang in this phase, and apply to this command, by flag."""
+    cures = {}
     for fallback in permitted("any", server.engine.fallbacks):
         changed = fallback.change(server.launch) if verdict.phase in fallback.answers else None
         if changed is not None:
             change = describe(server.launch, changed).removeprefix("+ ")
-            cures.append(f"start it again with {change} (alters {fallback.alters}: {fallback.cost})")
-    return [*cures, "or let hangguard find out: hangguard run -- COMMAND"] if cures else []
+            cures[change] = f"start it again with {change} (alters {fallback.alters}: {fallback.cost})"
+    return cures
 
 
 def _ending(server: FoundServer) -> list[str]:

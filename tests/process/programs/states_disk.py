@@ -1,8 +1,9 @@
-"""A disk that stops answering: a file system in user space, with one file of zeros that is called ``weights``.
+"""A disk that stops answering: a file system in user space, with two files of zeros.
 
 usage: states_disk.py FOLDER MEGABYTES. Mounts itself over FOLDER and says ``mounted``. After so many megabytes it answers
-no reading any more, says ``silent``, and answers all of it when a line comes on stdin. It ends with stdin; a reading
-that is open then fails, so nothing stays behind in the kernel. (The protocol: include/uapi/linux/fuse.h, 7.31.)
+no reading any more, says ``silent``, and answers all of it when a line comes on stdin. Who waits for ``weights``, which
+goes through the page cache, is in state D, who waits for ``direct`` is in state S. It ends with stdin; a reading that is
+open then fails, so nothing stays behind in the kernel. (The protocol: include/uapi/linux/fuse.h, 7.31.)
 """
 
 import ctypes
@@ -13,6 +14,8 @@ import struct
 import sys
 
 LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = 1, 2, 3, 14, 15, 18, 25, 26, 36, 42
+NODES = {b"weights": 2, b"direct": 3}
+ASYNC_READ, DIRECT_IO = 1, 1
 SIZE = 1 << 30
 MNT_DETACH = 2
 
@@ -37,15 +40,17 @@ def reply(unique, data=b"", error=0):
 def answer(operation, unique, node, body):
     global answered, is_silent
     if operation == INIT:
-        reply(unique, struct.pack("<IIIIHHIIHH8I", 7, 31, 128 << 10, 0, 8, 8, 128 << 10, 1, 32, 0, *[0] * 8))
+        reply(unique, struct.pack("<IIIIHHIIHH8I", 7, 31, 128 << 10, ASYNC_READ, 8, 8, 128 << 10, 1, 32, 0, *[0] * 8))
     elif operation == LOOKUP:
-        found = body.rstrip(b"\0") == b"weights"
-        entry = struct.pack("<4Q2I", 2, 0, 60, 60, 0, 0) + attributes(2)
-        reply(unique, entry) if found else reply(unique, error=errno.ENOENT)
+        found = NODES.get(body.rstrip(b"\0"))
+        if found is None:
+            reply(unique, error=errno.ENOENT)
+        else:
+            reply(unique, struct.pack("<4Q2I", found, 0, 60, 60, 0, 0) + attributes(found))
     elif operation == GETATTR:
         reply(unique, struct.pack("<QII", 60, 0, 0) + attributes(node))
     elif operation == OPEN:
-        reply(unique, struct.pack("<QII", 1, 0, 0))
+        reply(unique, struct.pack("<QII", 1, DIRECT_IO if node == NODES[b"direct"] else 0, 0))
     elif operation == READ:
         (size,) = struct.unpack_from("<I", body, 16)
         if answered >= megabytes * (1 << 20) and not is_silent:

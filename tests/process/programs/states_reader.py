@@ -1,16 +1,22 @@
-"""Loads weights from a disk that may be slow. usage: states_reader.py mapped|read PATH"""
+"""Loads weights from a disk that may be slow, one page after the other. usage: states_reader.py mapped|read PATH"""
 
 import mmap
 import sys
 
-how, path = sys.argv[1:]
-print("loads the weights", flush=True)
-with open(path, "rb") as weights:
-    if how == "read":
-        while weights.read(1 << 20):
-            pass
-    else:
-        with mmap.mmap(weights.fileno(), 64 << 20, prot=mmap.PROT_READ) as mapped:
-            for page in range(0, 64 << 20, mmap.PAGESIZE):
+SIZE = 16 << 20
+
+
+def load(how, path):
+    with open(path, "rb", buffering=0) as weights:
+        if how == "read":
+            for _ in range(0, SIZE, mmap.PAGESIZE):
+                weights.read(mmap.PAGESIZE)
+            return
+        with mmap.mmap(weights.fileno(), SIZE, prot=mmap.PROT_READ) as mapped:
+            for page in range(0, SIZE, mmap.PAGESIZE):
                 mapped[page]
+
+
+print("loads the weights", flush=True)
+load(*sys.argv[1:])
 print("has loaded them", flush=True)

@@ -1,0 +1,85 @@
+"""What was found on the real engines, as the table of docs/real-engines.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+
+HEAD = """\
+# Real engines
+
+Faults in the real vLLM and the real SGLang, on the CPU, each found by a watch that only reports, and by one look of
+`hangguard diagnose` from another environment while it hung. Every row is a test (`tests/real/test_full_*.py`) that
+asserts verdict, kind, phase and the first suspect, that nothing of the server lives afterwards, and that a program of
+the same title beside it does. This page is written by one command and by nothing else:
+
+```console
+$ nox -s real-full
+```
+
+{machine}
+
+*Seconds*: from the last movement to the verdict; for an end, from what was done to the verdict that tells it. *One
+look*: what it said, and how long the whole program took, on a machine that the server keeps busy too. *Left*: what was
+still there of the server's in `/dev/shm` after the proof; it is listed in the release, and never deleted.
+
+| | fault | verdict | phase | first suspect | seconds | one look | release |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+@dataclass
+class Table:
+    """One row a scenario, in the order of their numbers."""
+
+    rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    engines: dict[str, str] = field(default_factory=dict)
+
+    def add(self, number, fault, watch, verdict, *, healthy=""):
+        """Add what was found; ``healthy`` instead of a verdict where nothing must be found."""
+        self.engines[watch.launch.engine] = watch.launch.version or "(version not found)"
+        looks = "; ".join(str(look) for look in watch.looks)
+        cells = (healthy, "", "", "") if verdict is None else _found(watch, verdict)
+        self.rows[number] = (number, fault, *cells, looks or "-", _release(watch))
+
+    def text(self):
+        """Return the page."""
+        engines = ", ".join(f"{name} {version}" for name, version in sorted(self.engines.items(), reverse=True))
+        machine = (
+            f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores ({platform.machine()}), {platform.system()} "
+            f"{platform.release().partition('-')[0]}, Python {platform.python_version()}; {engines}."
+        )
+        rows = sorted(self.rows.values(), key=lambda row: _order(row[0]))
+        return HEAD.format(machine=machine) + "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in rows)
+
+
+def _found(watch, verdict):
+    kind = f"{verdict.verdict} ({verdict.kind})" if verdict.kind else verdict.verdict
+    suspects = getattr(verdict, "suspects", ())
+    who = verdict.why.partition(";")[0][:100]
+    if suspects:
+        first = suspects[0]
+        place = f" in `{first.at[0]}`" if first.at else f": {first.note}" if first.note else ""
+        who = f"`{first.title[:40]}`{place}"
+    seconds = verdict.still_for
+    if verdict.verdict == "exited":
+        at = watch.fault_at
+        seconds = None if at is None else watch.verdicts()[-1][0] - at
+    return kind, verdict.phase, who, "-" if seconds is None else f"{seconds:.1f}"
+
+
+def _release(watch):
+    left = watch.left_at_end
+    return f"{watch.release.answer}; left: {left}" if left else watch.release.answer
+
+
+def _cell(text):
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _order(number):
+    letters = number.lstrip("VS")
+    digits = "".join(c for c in letters if c.isdigit())
+    return number[0] != "V", int(digits), letters
