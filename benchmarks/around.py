@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -33,14 +34,29 @@ def surroundings(scenario: Scenario, folder: Path) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         if scenario.thing == "slow store":
             yield str(stack.enter_context(_slow_store()))
-        elif scenario.thing in {"stale lock", "held lock"}:
-            lock = folder / "lock"
+        elif scenario.thing == "stale lock":
+            yield str(_stale(extensions(folder) / "py311_cpu" / "fused_kernels" / "lock"))
+        elif scenario.thing == "held lock":
+            lock = folder / "build.lock"
             lock.touch()
-            if scenario.thing == "held lock":
-                stack.enter_context(_held(lock))
+            stack.enter_context(_held(lock))
             yield str(lock)
         else:
             yield ""
+
+
+def extensions(folder: Path) -> Path:
+    """Return where torch would build its extensions (``TORCH_EXTENSIONS_DIR``)."""
+    return folder / "torch_extensions"
+
+
+def _stale(lock: Path) -> Path:
+    """Leave a lock behind, as a build that was killed an hour ago."""
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    an_hour_ago = time.time() - 3600.0
+    os.utime(lock, (an_hour_ago, an_hour_ago))
+    return lock
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from around import Family, free_port, get, start_client, surroundings
+from around import Family, extensions, free_port, get, start_client, surroundings
 from scenarios import PROGRAM, Scenario
 
 USERS = Path(__file__).parent / "users"
@@ -119,9 +119,14 @@ def run(scenario: Scenario, contender: str) -> list[Outcome]:
         stage = Stage(scenario, folder, port, scenario.command(port, folder / "marks", thing))
         log = stack.enter_context((folder / "log").open("w"))
         stage.began = time.monotonic()
-        words = COMMANDS[contender](stage)
         stage.process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            COMMANDS[contender](stage),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TORCH_EXTENSIONS_DIR": str(extensions(folder))},
+            start_new_session=True,
         )
         stage.family = Family(stage.process.pid, PROGRAM.name)
         start_client(scenario, port, stage.over)

@@ -70,7 +70,8 @@ def main() -> None:
     try:
         with supervision as server:
             if ASKED["quiet"]:
-                server.quiet(at_most=ASKED["quiet"])  # the owner of the pause says so: nothing else could know
+                with server.quiet(at_most=ASKED["quiet"]):  # the owner of the pause says so: nobody else could know
+                    server.wait()
             server.wait()
     except AskedToEnd:
         write(event="ended")

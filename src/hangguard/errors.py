@@ -173,6 +173,7 @@ class GaveUp(HangguardError):
                 for finding in self.diagnosis.findings
                 if finding.standing != "open"
             ]
+            lines += [f"ranks: {line}" for line in self.diagnosis.ranks[:40]]
             lines += [f"try: {advice}" for advice in self.diagnosis.advice]
         if self.report_path:
             lines.append(f"evidence: {self.report_path}")

@@ -187,6 +187,19 @@ def test_sglang_that_kills_itself_after_its_scheduler_was_killed_for_memory():
     )
 
 
+@pytest.mark.parametrize(
+    ("noticed_at", "reason", "said"),
+    [(6.0, "signal", "ended by signal 9"), (5.0, "crash", "sglang::scheduler (pid 20) ended by signal 9")],
+    ids=["together", "before"],
+)
+def test_children_that_die_with_a_killed_parent_are_not_what_ended_it(noticed_at, reason, said):
+    """A SIGKILL of SGLang's main process takes its scheduler along in the same instant (PR_SET_PDEATHSIG)."""
+    scheduler = Departed(pid=20, started=20, title="sglang::scheduler", exit_code=-9, noticed_at=noticed_at)
+    found = reason_of(end(-9), (), (ROOT_GONE, scheduler), root=ROOT, oom_kills=0, was_ready=True, rules=SGLANG)
+    assert found.reason == reason
+    assert said in found.why
+
+
 def test_its_own_kill_is_no_oom_kill_where_it_said_another_cause():
     assert why(-9, GPU_OOM, by=SGLANG, cgroup_oom_kills=1, departed=[gone("sglang::scheduler", 1)]).reason == "gpu-oom"
 

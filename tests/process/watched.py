@@ -70,6 +70,11 @@ class Watched:
         return self.supervision.history[-1].verdict if self.supervision.history else None
 
     @property
+    def why(self):
+        """What it says now, in words."""
+        return self.verdict.why if self.verdict is not None else ""
+
+    @property
     def kinds(self):
         """Every class and kind so far, once each."""
         return {(v.verdict, v.kind) for v in self.told}
@@ -78,7 +83,7 @@ class Watched:
     def classes(self):
         return {v.verdict for v in self.told}
 
-    async def until(self, verdict, kind=None, *, within=90.0):
+    async def until(self, verdict, kind=None, *, within=180.0):
         """Wait for a verdict, and return it. That it may take long on a busy machine says nothing."""
 
         def look():
@@ -93,15 +98,20 @@ class Watched:
             raise AssertionError(f"{late}; told {sorted(self.kinds)}; now {self.verdict}; {self.log}") from None
 
     async def goes_on_for(self, seconds):
-        """Let it be watched for so long."""
-        first = await until(lambda: self.supervision.now and self.supervision.now.memory.started_at, within=30.0)
-        await until(lambda: self.over.is_set() or self.supervision.now.memory.now - first >= seconds, within=4 * seconds + 30)
+        """Let it be watched until it is so old."""
+        await until(lambda: self.over.is_set() or self.age >= seconds, within=180.0)
 
-    async def ended(self, within=90.0):
+    async def ended(self, within=180.0):
         """Wait for its end by itself; return the last verdict."""
         with anyio.fail_after(within):
             await self.over.wait()
         return self.supervision.history[-1].verdict
+
+    @property
+    def age(self):
+        """Seconds from its first sample to the newest."""
+        now = self.supervision.now
+        return now.memory.now - now.memory.started_at if now is not None and now.memory.last is not None else 0.0
 
     @property
     def root(self):
@@ -116,16 +126,17 @@ class Watched:
         """Wait for a text in its log."""
         await until(lambda: text in self.log, within=within)
 
-    async def children(self, count, within=30.0):
+    @property
+    def members(self):
+        """Pids of all below the guardian, as psutil sees them; the launched one is the first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [self.root, *(child.pid for child in psutil.Process(self.root).children(recursive=True))]
+        return []
+
+    async def workers(self, count=1, within=30.0):
         """Wait for so many processes below the launched one; return their pids."""
-
-        def look():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found = psutil.Process(self.root).children(recursive=True)
-                return [child.pid for child in found] if len(found) >= count else None
-
         await until(lambda: self.supervision.now is not None, within=within)
-        return await until(look, within=within)
+        return (await until(lambda: len(self.members) > count and self.members, within=within))[1:]
 
 
 @contextlib.asynccontextmanager
@@ -143,14 +154,23 @@ async def watching(folder, command, **options):
 
 
 @contextlib.asynccontextmanager
-async def watching_all(folder, **wanted):
+async def watching_all(folder, *, limits=QUICK, **wanted):
     """Watch several at once: by name, each a command or (command, options)."""
-    async with contextlib.AsyncExitStack() as stack:
-        found = {}
-        for name, what in wanted.items():
-            command, options = what if isinstance(what, tuple) else (what, {})
-            found[name] = await stack.enter_async_context(watching(folder / name, command, **options))
-        yield found
+    found = {}
+    for name, what in wanted.items():
+        command, options = what if isinstance(what, tuple) else (what, {})
+        found[name] = Watched(folder / name, command, **{"limits": limits, **options})
+    async with anyio.create_task_group() as group:
+        for watched in found.values():
+            group.start_soon(watched.run)
+        try:
+            yield found
+        finally:
+            for watched in found.values():
+                watched.leaving.cancel()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(60.0):
+                for watched in found.values():
+                    await watched.over.wait()
 
 
 def send(pid, number):

@@ -8,6 +8,8 @@ pytestmark = [pytest.mark.full, pytest.mark.anyio, pytest.mark.timeout(1500, fun
 
 SCHEDULER = "sglang::scheduler"
 SERVING_WITHIN = 30.0
+WARMED_UP = "The server is fired up and ready to roll!"
+"""Until then its health route answers 503, while it answers requests already."""
 
 
 @pytest.fixture
@@ -29,6 +31,7 @@ def sglang(sglang_env, tiny_gpt2, tmp_path):
 async def test_s1_the_scheduler_stopped_by_a_signal_while_it_serves(sglang, table):
     async with sglang() as watch:
         await watch.until_ready()
+        await watch.until(lambda: WARMED_UP in watch.log, "the end of its own warm-up")
         held = watch.member(SCHEDULER)
         watch.hold(held)
         watch.ask(4)

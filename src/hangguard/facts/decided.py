@@ -145,7 +145,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Every hypothesis, each with its evidence, and what to try."""
+    """Every hypothesis, each with its evidence, where the ranks stand, and what to try."""
 
     findings: tuple[Finding, ...] = ()
+    ranks: tuple[str, ...] = ()
+    """The main threads of several workers as one tree, outermost frame first; a branch is where they part."""
     advice: tuple[str, ...] = ()

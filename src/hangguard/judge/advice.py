@@ -34,7 +34,10 @@ LADDERS: dict[Phase, tuple[str, ...]] = {
         "another backend for the kernels that are built; torch.compile off",
     ),
     "graph-capture": (
-        "fewer graph sizes",
+        (
+            "fewer graph sizes (SGLang --cuda-graph-max-bs, since 0.5.14 --cuda-graph-max-bs-decode; "
+            "vLLM --max-cudagraph-capture-size)"
+        ),
         "--disable-custom-all-reduce",
         "CUDA graphs off (SGLang --disable-cuda-graph, vLLM --enforce-eager)",
     ),

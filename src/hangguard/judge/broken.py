@@ -24,6 +24,10 @@ COMPILERS = re.compile(r"(?:^|[/ ])(?:nvcc|cicc|ptxas|cudafe\+\+|fatbinary|cc1(?
 """Titles of compilers: they may fail in a healthy start, and somebody else tries another way."""
 
 
+_TITLED_ITSELF = re.compile(r"\w+::")
+"""How vLLM and SGLang title their processes (setproctitle)."""
+
+
 def judge_broken(memory: Memory, sample: Sample) -> Broken | None:
     """Return the verdict where something is broken, ``None`` where nothing is seen to be."""
     return _hardware(memory, sample) or _wedged(memory, sample) or _survivors(memory, sample)
@@ -115,9 +119,11 @@ def _survivors(memory: Memory, sample: Sample) -> Broken | None:
 
 
 def first_dead(memory: Memory, tree: Tree) -> Departed | None:
-    """Return the member whose death nobody made good: a named worker that did not end with 0.
+    """Return the member whose death nobody made good: one that the engine names and that did not end with 0.
 
-    Where the engine names no workers, a program that has answered may have lost a helper that it can do without:
+    Those are its workers, and what else gave itself a title (SGLang's detokenizer: a server without one answers
+    nobody, sglang#21471). Children between fork and exec bear the title of their parent: one that was seen only once
+    is none of them. Where the engine names no workers, a program that has answered may have lost a helper that it can do without:
     there only a death by a signal before it was ready counts.
     """
     for member in tree.departed:
@@ -125,7 +131,10 @@ def first_dead(memory: Memory, tree: Tree) -> Departed | None:
             continue
         if (member.pid, member.started) == memory.root or COMPILERS.search(member.title):
             continue
-        named = matches(memory.rules.workers, member.title)
+        titled = _TITLED_ITSELF.match(member.title) and matches(memory.rules.front_end, member.title)
+        named = bool(titled) or matches(memory.rules.workers, member.title)
+        if named and (member.pid, member.started) not in memory.trouble.settled:
+            continue
         by_signal = isinstance(member.exit_code, int) and member.exit_code < 0
         nameless = not memory.rules.workers and by_signal and memory.ready_at is None
         if (named or nameless) and not _is_replaced(member, tree):

@@ -96,7 +96,7 @@ def reason_of(
                       permanent=True, evidence=evidence)  # fmt: skip
     if cause := _cause(told):
         return Ending(cause.reason, cause.line, cause.permanent, evidence)
-    if killed is not None:
+    if killed is not None and not _followed(killed, end, code, told):
         return _of_a_member(killed, shm_free_share, evidence)
     if isinstance(code, Unseen):
         return Ending("unknown", f"the exit code could not be seen: {code.reason}", evidence=evidence)
@@ -105,6 +105,17 @@ def reason_of(
     if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
     return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)
+
+
+def _followed(killed: Departed, end: Exit | None, code: int | Unseen, told: tuple[Told, ...]) -> bool:
+    """Say whether a member died only because the launched process was killed.
+
+    SGLang's children die by SIGKILL with their parent (PR_SET_PDEATHSIG, utils/common.py kill_itself_when_parent_died).
+    Where it was the other way round there is time between the two, and the front end says why it kills itself.
+    """
+    if end is None or told or not isinstance(code, int) or -code not in OUTSIDE_SIGNALS:
+        return False
+    return killed.exit_code == -signal.SIGKILL and killed.noticed_at >= end.at
 
 
 def first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, rules: Rules) -> Departed | None:

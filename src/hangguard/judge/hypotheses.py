@@ -17,6 +17,7 @@ from hangguard.judge.on_the_gpu import cuda_graphs, drafter, driver, hardware, k
 from hangguard.judge.outside import STALLED_SHARE, THROTTLED_SHARE
 from hangguard.judge.phases import is_later
 from hangguard.judge.progress import compiles
+from hangguard.judge.ranks import prefix_tree, standings
 from hangguard.judge.sites import WITHIN
 from hangguard.judge.stood import sites_of_workers, stacks_of
 
@@ -152,10 +153,11 @@ def machine(memory: Memory) -> Finding:
         "kept back by the CPU quota": (outside.share("throttled"), THROTTLED_SHARE),
     }
     high = [f"{share:.0%} of the time {what}" for what, (share, limit) in shares.items() if share and share >= limit]
+    if memory.idle_for >= STILL and memory.verdict.kind not in {"disk", "host"}:
+        # The machine may be under pressure; whoever sleeps does not feel it.
+        return found(name, "ruled out", f"no thread of it waited for a disk or a CPU in {memory.idle_for:.0f} s")
     if high or memory.verdict.kind in {"disk", "host"}:
         return found(name, "supported", *(high or [memory.verdict.why]))
-    if memory.idle_for >= STILL:
-        return found(name, "ruled out", f"no thread waited for a disk or a CPU in {memory.idle_for:.0f} s")
     if all(share is None for share, _ in shares.values()):
         return found(name, "open", "the machine's pressure cannot be seen")
     return found(name, "ruled out", "no pressure on disk or CPU")
@@ -234,7 +236,15 @@ HYPOTHESES: tuple[Callable[[Memory], Finding], ...] = (
 def diagnose_memory(memory: Memory, hypotheses: tuple[Callable[[Memory], Finding], ...] = HYPOTHESES) -> Diagnosis:
     """Return every hypothesis with its evidence, and what a person could try."""
     findings = tuple(h(memory) for h in hypotheses)
-    return Diagnosis(findings=findings, advice=advice_for(memory, findings))
+    return Diagnosis(findings=findings, ranks=_ranks(memory), advice=advice_for(memory, findings))
+
+
+def _ranks(memory: Memory) -> tuple[str, ...]:
+    """Where the workers stand, as a tree; nothing where there is only one, or none was seen."""
+    if memory.tree is None:
+        return ()
+    members = standings(memory.tree, memory.rules, stacks_of(memory))
+    return prefix_tree(members) if sum(bool(m.where) for m in members) > 1 else ()
 
 
 def _folders(memory: Memory) -> str:

@@ -34,7 +34,7 @@ from hangguard.judge.progress import (
     what_was_active,
 )
 from hangguard.judge.ranks import Said, note_said
-from hangguard.judge.rules import Rules
+from hangguard.judge.rules import Rules, matches
 from hangguard.judge.served import ServingMemory, note_serving
 from hangguard.judge.sites import wait_of
 from hangguard.judge.stillness import Agreement, compare, working_members
@@ -83,6 +83,8 @@ class Memory:
     """The last line of the log that was news."""
     told: tuple[Told, ...] = ()
     root: tuple[int, int] | None = None
+    answering: frozenset[tuple[int, int]] = frozenset()
+    """Front ends that have listened on the port: what they read and write may be answers to our own questions."""
     tree: Tree | None = field(default=None, repr=False)
     departed: tuple[Departed, ...] = ()
     oom_kills_before: int | None = None
@@ -155,7 +157,8 @@ def _note_tree(memory: Memory, sample: Sample) -> Memory:
         unseen = replace(memory, window=(), wide=(), recent=(), agreement=None)
         return _moved(unseen, sample.t, activity=UNSEEN_PROCESSES)
     tree = sample.tree
-    now = reading_of(sample.t, tree, memory.boards)
+    answering = memory.answering | _answering(sample, tree, memory.rules)
+    now = reading_of(sample.t, tree, memory.boards, answering)
     if memory.window:
         active = what_was_active(memory.window, now)
         memory = _moved(memory, sample.t, progress=progressed_within(memory.wide, now), activity=active)
@@ -164,11 +167,20 @@ def _note_tree(memory: Memory, sample: Sample) -> Memory:
         memory,
         tree=tree,
         root=root,
+        answering=answering,
         departed=tree.departed,
         window=slide(memory.window, now),
         wide=slide(memory.wide, now),
         recent=slide(memory.recent, now),
     )
+
+
+def _answering(sample: Sample, tree: Tree, rules: Rules) -> frozenset[tuple[int, int]]:
+    """The member that listens on the port, where others do the work: it may move by what we ask of it."""
+    listener = None if isinstance(sample.port, Unseen) else sample.port.listener
+    if listener is None or not any(matches(rules.workers, p.title) for p in tree.members):
+        return frozenset()
+    return frozenset(p.identity for p in tree.members if p.pid == listener.pid and not matches(rules.workers, p.title))
 
 
 def _root_of(tree: Tree) -> tuple[int, int] | None:

@@ -130,7 +130,10 @@ def _no_relaunch(last: Attempt) -> GiveUp | None:
 
 
 def _questions(verdict: Verdict) -> set[str]:
-    """What a fallback may answer: the phase of a hang, or the reason of an exit. No flag wakes what somebody stopped."""
+    """What a fallback may answer: the phase of a hang, or the reason of an exit.
+
+    No flag wakes what somebody stopped.
+    """
     if isinstance(verdict, Stuck) and verdict.kind == "stopped":
         return set()
     if isinstance(verdict, (Stuck, Broken)) or (isinstance(verdict, Expired) and verdict.kind == "unclear"):

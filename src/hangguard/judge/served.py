@@ -16,8 +16,9 @@ from hangguard.facts import (
     Unseen,
 )
 from hangguard.judge.at_work import Look, look_of, used_cpu, what_works, workers_of
+from hangguard.judge.idle import is_idle
 from hangguard.judge.rules import Rules
-from hangguard.judge.sites import main_thread
+from hangguard.judge.sites import main_thread, site_of_frames
 
 Demand: TypeAlias = Literal["", "weak", "strong"]
 """weak: clients are connected, and may be waiting; strong: the server itself counts requests, or a canary is open."""
@@ -271,7 +272,7 @@ def _note_stacks(memory: ServingMemory, sample: Sample, rules: Rules) -> Serving
         return memory
     wanted = {p.identity for p in workers_of(sample.tree, rules)}
     before = {(s.pid, s.started): s for s in memory.stood}
-    stood, missing, restless = [], [], []
+    stood, missing, restless, went_on = [], [], [], False
     for stack in sample.stacks:
         if (stack.pid, stack.started) not in wanted:
             continue
@@ -284,7 +285,11 @@ def _note_stacks(memory: ServingMemory, sample: Sample, rules: Rules) -> Serving
         first_at = old.first_at if old is not None and old.at == at else sample.t
         if old is not None and old.at != at:
             restless.append(stack.pid)
+            waited = _waits(frames, rules) and _waits(frames_of(old.stack), rules)
+            went_on = went_on or (stack.pid in memory.active and not waited)
         stood.append(Stood(stack.pid, stack.started, at, first_at, sample.t, stack))
+    if went_on:
+        memory = _worked(memory, sample.t, "stacks")
     return replace(
         memory,
         stood=tuple(stood),
@@ -292,6 +297,12 @@ def _note_stacks(memory: ServingMemory, sample: Sample, rules: Rules) -> Serving
         stacks_at=sample.t,
         stacks_unseen="; ".join(missing[:3]),
     )
+
+
+def _waits(frames: tuple[StackFrame, ...], rules: Rules) -> bool:
+    """Whether that is a place of waiting: between two of those a worker that polls comes and goes."""
+    site = site_of_frames(frames, rules.wait_sites)
+    return is_idle(frames, rules.idle_places) or (site is not None and site.waits_for != "compile")
 
 
 def frames_of(stack: Stack) -> tuple[StackFrame, ...]:

@@ -39,6 +39,7 @@ from hangguard.judge.silence import (
     is_at_work,
     outside_of,
     silent_for,
+    who_may_work,
     workers,
 )
 from hangguard.judge.telling import judged
@@ -139,7 +140,7 @@ def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confiden
     """Return what proves the hang, in words, and how sure that is."""
     served, canary = memory.serving, canary_open_for(memory)
     blind = gpu_may_work(memory)
-    if asked and not blind and (culprits := culprits_of(memory)):
+    if asked and not blind and not who_may_work(memory) and (culprits := culprits_of(memory)):
         return _where(memory, culprits[0]), "high"
     if hot := _hot(memory, silent, blind=blind):
         return hot, "medium"
@@ -150,7 +151,7 @@ def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confiden
         and (culprits := culprits_of(memory, at_least=STOOD_LONG))
     ):
         return f"{_where(memory, culprits[0])} (whether a GPU works cannot be told)", "medium"
-    if served.requests and silent >= BUSY_WITHOUT_STACKS and (busy := busy_words(memory)):
+    if served.requests and silent >= _enough_when_busy(memory) and (busy := busy_words(memory)):
         return busy, "medium"
     if doubt(memory):
         return None
@@ -159,6 +160,13 @@ def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confiden
     if served.requests and silent >= SILENT_WITHOUT_STACKS and (not served.stood or served.stacks_unseen):
         return "nothing works; judged with the long patience because the stacks were unseen", "medium"
     return None
+
+
+def _enough_when_busy(memory: Memory) -> float:
+    """A kernel that waits for the other ranks draws floor power as well, while one of them compiles."""
+    if not who_may_work(memory):
+        return BUSY_WITHOUT_STACKS
+    return float("inf") if memory.serving.stood else SILENT_WITHOUT_STACKS
 
 
 def _hot(memory: Memory, silent: float, *, blind: bool) -> str:

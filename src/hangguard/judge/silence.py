@@ -14,6 +14,10 @@ from hangguard.judge.stillness import APART
 SPIN_SITES = frozenset({"kernel", "communicator", "collective", "peers"})
 """What a worker may wait for with a hot core, without getting anywhere."""
 
+POLL_SITES = SPIN_SITES | {"message", "start-up"}
+"""What a member may wait for with a hot core: all of those, and one of its own launch (vLLM's core and its workers
+poll their shared memory in sched_yield)."""
+
 OUTSIDE_SITES = frozenset({"lock", "download", "compile"})
 """What ends by itself, or by somebody else."""
 
@@ -82,19 +86,29 @@ def outside_of(memory: Memory) -> Found | None:
 
 def doubt(memory: Memory) -> str:
     """Return what may be work, and keeps a silence without culprits from being a hang; "" if nothing is."""
+    if by := who_may_work(memory):
+        return by
+    return "whether a GPU works cannot be told" if gpu_may_work(memory) else ""
+
+
+def who_may_work(memory: Memory) -> str:
+    """Return which worker uses its CPU for more than polling, as far as was seen; "" if none does.
+
+    One that compiles in its own process keeps all other ranks waiting in their next collective (vllm#41834).
+    """
     stood = {(s.pid, s.started): s for s in memory.serving.stood}
     for p in workers(memory):
         if p.pid in memory.serving.active and not (p.identity in stood and _polls(memory, stood[p.identity])):
             moves = ", and its stack changes" if p.pid in memory.serving.restless else ""
             return f"{p.title[:40]} ({p.pid}) uses its CPU{moves}"
-    return "whether a GPU works cannot be told" if gpu_may_work(memory) else ""
+    return ""
 
 
 def _polls(memory: Memory, stood: Stood) -> bool:
     """Whether a worker with a hot core only polls: for its next piece of work, or in a known place of hangs."""
     frames = frames_of(stood.stack)
     site = site_of_frames(frames, memory.rules.wait_sites)
-    spins = site is not None and site.waits_for in SPIN_SITES
+    spins = site is not None and site.waits_for in POLL_SITES
     return stood.last_at - stood.first_at >= APART and (spins or is_idle(frames, memory.rules.idle_places))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from hangguard.facts import NOT_ASKED, Communicator, Gpu, GpuFault, Host, Log, Process, Sample, Stack, Unseen
+from hangguard.facts import NOT_ASKED, Communicator, Gpu, GpuFault, Host, Log, Process, Sample, Stack, Tree, Unseen
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/ (the Xid catalogue)"
 
@@ -87,6 +87,10 @@ class Trouble:
     communicators: tuple[Communicator, ...] = ()
     """What NCCL's own thread told last of each communicator."""
     communicators_unseen: str = "NCCL was not asked"
+    members: frozenset[tuple[int, int]] = frozenset()
+    """Identities of the last tree that was seen."""
+    settled: frozenset[tuple[int, int]] = frozenset()
+    """Those that were there in two trees in succession: no children on their way from fork to exec."""
     dumping_until: float = 0.0
     """Until when the engine says that it gathers what its crash left, monotonic."""
 
@@ -106,6 +110,8 @@ def note_trouble(trouble: Trouble, sample: Sample) -> Trouble:
     if trouble.since is None:
         trouble = replace(trouble, since=sample.t)
     members = () if isinstance(sample.tree, Unseen) else sample.tree.members
+    if not isinstance(sample.tree, Unseen):
+        trouble = _note_members(trouble, sample.tree)
     if not isinstance(sample.gpus, Unseen):
         trouble = _note_boards(trouble, sample.gpus, {p.pid for p in members})
     if not isinstance(sample.host, Unseen):
@@ -118,6 +124,13 @@ def note_trouble(trouble: Trouble, sample: Sample) -> Trouble:
         trouble = replace(trouble, communicators_unseen=sample.communicators.reason)
     stacks = () if isinstance(sample.stacks, Unseen) else sample.stacks
     return replace(trouble, in_driver=_in_driver(trouble.in_driver, members, stacks, sample.t))
+
+
+def _note_members(trouble: Trouble, tree: Tree) -> Trouble:
+    now = frozenset(p.identity for p in tree.members)
+    gone = frozenset((d.pid, d.started) for d in tree.departed)
+    kept = trouble.settled & (now | gone)
+    return replace(trouble, members=now, settled=kept | (trouble.members & now))
 
 
 def _note_boards(trouble: Trouble, gpus: tuple[Gpu, ...], pids: set[int]) -> Trouble:

@@ -57,6 +57,7 @@ def as_json(look: Look) -> dict[str, Any]:
             "tail": [without_prompts(line) for line in look.log_tail],
         },
         "findings": as_plain(look.diagnosis.findings),
+        "ranks": list(look.diagnosis.ranks),
         "missing": as_plain(look.missing),
         "advice": list(look.advice),
         "stacks": as_plain(look.stacks),
@@ -160,7 +161,8 @@ def _stacks(look: Look) -> list[Line]:
     pids = frozenset(suspect.pid for suspect in suspects)
     if not pids and not isinstance(stacks, Unseen) and len(stacks) > 1:  # the first process waits for the others
         pids = frozenset(stack.pid for stack in stacks if stack.pid != look.server.pid)
-    return _section("Where they stand", list(stack_lines(stacks, frames=FRAMES, first=pids)))
+    ranks = _section("Where the ranks part", list(look.diagnosis.ranks))
+    return ranks + _section("Where they stand", list(stack_lines(stacks, frames=FRAMES, first=pids)))
 
 
 def stack_lines(

@@ -1,9 +1,10 @@
 """A disk that stops answering: a file system in user space, with two files of zeros.
 
-usage: states_disk.py FOLDER MEGABYTES. Mounts itself over FOLDER and says ``mounted``. After so many megabytes it answers
-no reading any more, says ``silent``, and answers all of it when a line comes on stdin. Who waits for ``weights``, which
-goes through the page cache, is in state D, who waits for ``direct`` is in state S. It ends with stdin; a reading that is
-open then fails, so nothing stays behind in the kernel. (The protocol: include/uapi/linux/fuse.h, 7.31.)
+usage: states_disk.py FOLDER MEGABYTES. Mounts itself over FOLDER and says ``mounted``. After so many megabytes it
+answers no reading any more, says ``silent``, and answers all of it when a line comes on stdin. Who waits for
+``weights``, which goes through the page cache unless it is opened during the silence, is in state D, who waits for
+``direct`` is in state S. It ends with stdin; a reading that is open then fails, so nothing stays behind in the kernel.
+(The protocol: include/uapi/linux/fuse.h, 7.31.)
 """
 
 import ctypes
@@ -15,14 +16,18 @@ import sys
 
 LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = 1, 2, 3, 14, 15, 18, 25, 26, 36, 42
 NODES = {b"weights": 2, b"direct": 3}
-ASYNC_READ, DIRECT_IO = 1, 1
+ASYNC_READ = 1
+DIRECT_IO, KEEP_CACHE = 1, 2
 SIZE = 1 << 30
 MNT_DETACH = 2
 
 libc = ctypes.CDLL(None, use_errno=True)
 folder, megabytes = sys.argv[1].encode(), float(sys.argv[2])
 device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-waiting, answered, is_silent = [], 0, False
+
+
+class Answers:
+    waiting, given, are_due = [], 0, True
 
 
 def attributes(node):
@@ -38,7 +43,6 @@ def reply(unique, data=b"", error=0):
 
 
 def answer(operation, unique, node, body):
-    global answered, is_silent
     if operation == INIT:
         reply(unique, struct.pack("<IIIIHHIIHH8I", 7, 31, 128 << 10, ASYNC_READ, 8, 8, 128 << 10, 1, 32, 0, *[0] * 8))
     elif operation == LOOKUP:
@@ -50,16 +54,17 @@ def answer(operation, unique, node, body):
     elif operation == GETATTR:
         reply(unique, struct.pack("<QII", 60, 0, 0) + attributes(node))
     elif operation == OPEN:
-        reply(unique, struct.pack("<QII", 1, DIRECT_IO if node == NODES[b"direct"] else 0, 0))
+        is_direct = not Answers.are_due or node == NODES[b"direct"]
+        reply(unique, struct.pack("<QII", 1, DIRECT_IO | KEEP_CACHE if is_direct else 0, 0))
     elif operation == READ:
         (size,) = struct.unpack_from("<I", body, 16)
-        if answered >= megabytes * (1 << 20) and not is_silent:
-            is_silent = True
+        if Answers.given >= megabytes * (1 << 20) and Answers.are_due:
+            Answers.are_due = False
             print("silent", flush=True)
-        if is_silent:
-            waiting.append((unique, size))
+        if not Answers.are_due:
+            Answers.waiting.append((unique, size))
         else:
-            answered += size
+            Answers.given += size
             reply(unique, bytes(size))
     elif operation in {FLUSH, RELEASE}:
         reply(unique)
@@ -77,10 +82,10 @@ try:
         if sys.stdin in readable:
             if not os.read(0, 100):
                 break
-            megabytes, is_silent = float("inf"), False
-            for unique, size in waiting:
+            megabytes, Answers.are_due = float("inf"), True
+            for unique, size in Answers.waiting:
                 reply(unique, bytes(size))
-            waiting = []
+            Answers.waiting = []
         if device in readable:
             request = os.read(device, 1 << 18)
             _, operation, unique, node = struct.unpack_from("<IIQQ", request)
