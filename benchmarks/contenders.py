@@ -156,7 +156,7 @@ def _hangguard(stage: Stage) -> list[str]:
         "command": stage.command,
         "out": str(stage.out),
         "run_dir": str(stage.folder / "runs"),
-        "quiet": 80.0 if stage.scenario.quiet else 0.0,
+        "quiet": 110.0 if stage.scenario.quiet else 0.0,
     }
     return [sys.executable, str(USERS / "with_hangguard.py"), json.dumps(asked)]
 

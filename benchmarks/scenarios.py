@@ -26,7 +26,7 @@ class Scenario:
     phase: str = ""
     culprit: str = ""
     """A regular expression that the named suspect must match; empty: there is none to name."""
-    watched: float = 150.0
+    watched: float = 180.0
     """Seconds from the launch until the watch ends."""
     quiet: bool = False
     """Whether the owner tells hangguard that stillness is wanted (nothing else can be told)."""
@@ -67,8 +67,8 @@ HANGS: tuple[Scenario, ...] = (
         "spin",
         "worker 0 spins in a place that no table knows, one core busy",
         hangs=True,
-        flags=("--fault=weights-load:spin", "--fault-rank=0"),
-        phase="weights-load",
+        flags=("--fault=dist-init:spin", "--fault-rank=0"),
+        phase="dist-init",
         culprit="scheduler_TP0",
         cores=1.0,
     ),
@@ -178,8 +178,8 @@ HEALTHY: tuple[Scenario, ...] = (
         "generation is paused on purpose for 45 s, with a request in flight",
         hangs=False,
         work="asked-for",
-        asks=("one", "pause", "two"),
-        watched=90.0,
+        asks=(*("one",) * 25, "pause", "two"),
+        watched=120.0,
         quiet=True,
     ),
 )

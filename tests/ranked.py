@@ -235,6 +235,7 @@ def row_of(story, **more):
     told = asked[-1] if asked else Unseen("NCCL was not asked")
     return {
         "scenario": story.name,
+        "settled_at": settled,
         "verdict": verdict.verdict,
         "kind": verdict.kind,
         "phase": verdict.phase,

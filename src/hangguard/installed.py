@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +115,7 @@ def _of_shebang(script: Path, env: Mapping[str, str], cwd: str) -> Path | None:
     Its first line is ``#!/venv/bin/python`` or ``#!/usr/bin/env python3``; where the path is too long for that,
     pip writes ``#!/bin/sh`` and ``'''exec' "/a long path/python"`` in the second.
     """
-    try:
-        with script.open("rb") as file:
-            lines = file.read(2048).decode("utf-8", "replace").splitlines()[:2]
-    except OSError:
-        return None
+    lines = (_read(script, 2048, only_start=True) or "").splitlines()[:2]
     if not lines or not lines[0].startswith("#!"):
         return None
     words = lines[0][2:].split()
@@ -204,11 +201,19 @@ def _options_in(site: Path, sources: tuple[str, ...]) -> frozenset[str] | None:
     return frozenset(found) or None
 
 
-def _read(file: Path, most: int) -> str | None:
-    """Return the text of a regular file that is no larger than this, else ``None``."""
+def _read(file: Path, most: int, *, only_start: bool = False) -> str | None:
+    """Return the text of a regular file; ``None``: it is none, or larger than this and not only its start is wanted."""
     try:
-        if not file.is_file() or file.stat().st_size > most:
+        if not file.is_file():  # before it is opened: that of a device may do something
             return None
-        return file.read_text("utf-8", "replace")
+        with open(file, "rb", opener=_without_waiting) as opened:
+            status = os.fstat(opened.fileno())
+            if not stat.S_ISREG(status.st_mode) or (status.st_size > most and not only_start):
+                return None
+            return opened.read(most).decode("utf-8", "replace")
     except OSError:
         return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

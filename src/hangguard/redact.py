@@ -116,10 +116,11 @@ _BEARER = re.compile(r"(?P<before>\bbearer\s{1,4})(?=[^\s'\",;]*[\d._~+/=-])[^\s
 # NAME=VALUE and "name": "value", also inside a line of text or a printed dict: vLLM prints 'api_key': ['…'].
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 # A line that was cut, or not yet written to its end, may end inside the quotes.
-_CUT = rf"""(?:\[(?:{_QUOTED}, )*)?(?:"(?:[^"\\]|\\.)*|'(?:[^'\\]|\\.)*)\\?\Z"""
+_CUT = rf"""(?:\[(?:{_QUOTED},\s?)*)?(?:"(?:[^"\\]|\\.)*|'(?:[^'\\]|\\.)*)\\?\Z"""
 _ASSIGNMENT = re.compile(
     r"(?P<name>(?<![\w-])(?:--)?[A-Za-z][\w.-]{0,200})(?P<between>['\"]?\s{0,2}[=:]\s{0,2})"
-    rf"(?P<value>\[{_QUOTED}(?:, {_QUOTED})*(?:\]|,?\s?\Z)|{_QUOTED}|{_CUT}|[^\s'\",;&)}}\]]+)",
+    rf"(?P<value>\[{_QUOTED}(?:,\s?{_QUOTED})*(?:\]|,?\s?\Z)|\[[^\s'\"\[\]{{}}][^'\"\[\]{{}}]*\]|{_QUOTED}|{_CUT}"
+    r"|[^\s'\",;&)}\]]+)",
     re.ASCII,
 )
 _FLAG_IN_TEXT = re.compile(
@@ -149,11 +150,12 @@ def redact_argv(argv: Sequence[str], known: Iterable[str] = ()) -> tuple[str, ..
 def secrets_of(launch: Launch) -> frozenset[str]:
     """Return the literal secrets of this launch: its API key, and the values of flags and variables that hold any."""
     found = {value for name, value in launch.env if _is_secret_name(name)}
-    for word, shown in zip(launch.argv, redact_argv(launch.argv), strict=True):
-        if shown == REDACTED:
-            found.add(word)
-        elif word != shown and shown.endswith(f"={REDACTED}"):
-            found.add(word.partition("=")[2])
+    for words in (launch.argv, launch.file_args):
+        for word, shown in zip(words, redact_argv(words), strict=True):
+            if shown == REDACTED:
+                found.add(word)
+            elif word != shown and shown.endswith(f"={REDACTED}"):
+                found.add(word.partition("=")[2])
     if launch.api_key:
         found.add(launch.api_key)
     # A key from a file often ends in a line break, and is shown without it, or as repr() shows it in an error.

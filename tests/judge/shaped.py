@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from asked import Asked
 from making import BUSY, Member, Story, frames, gpu
@@ -64,7 +64,11 @@ STEP = {
         f"_process_engine_step {CORE_PY}",
         *LOOP["vllm"],
     ),
-    "sglang": ("forward_decode sglang/srt/model_executor/model_runner.py", f"run_batch {SCHEDULER_PY}", *LOOP["sglang"]),
+    "sglang": (
+        "forward_decode sglang/srt/model_executor/model_runner.py",
+        f"run_batch {SCHEDULER_PY}",
+        *LOOP["sglang"],
+    ),
     "generic": ("step server.py", *LOOP["generic"]),
 }
 """Inside a request."""
@@ -217,5 +221,3 @@ def _each(value, count):
 
 def without_stacks(reason: str = "operation not permitted") -> Unseen:
     return Unseen(reason)
-
-

@@ -87,7 +87,9 @@ def goes_on(*at, seconds=600, engine="vllm", channel="", made=None, **rates):
     return hangs(*at, seconds=seconds, channel=channel, engine=engine, made=made, **rates)
 
 
-def stalls(*at, engine="vllm", ranks=1, nodes=1, count=1, floor=122.0, work=None, seconds=200, running=2, inside=True, **rates):
+def stalls(
+    *at, engine="vllm", ranks=1, nodes=1, count=1, floor=122.0, work=None, seconds=200, running=2, inside=True, **rates
+):
     """A server that worked, and no longer gives tokens."""
 
     def story():
@@ -313,7 +315,8 @@ TOLD: dict[str, Told] = {
                        made={"phase": "jit-compile", "count": 8}), "stuck", ("idle",)),
     "C003": Told(hangs(*BARRIER, "in_the_same_node_as vllm/distributed/parallel_state.py",
                        "initialize_model_parallel vllm/distributed/parallel_state.py", nodes=2, ranks=8, seconds=400,
-                       limits=Limits(waiting=300.0), made={"phase": "dist-init"}), "waiting", ("peers",), then="expired"),
+                       limits=Limits(waiting=300.0), made={"phase": "dist-init"}), "waiting", ("peers",),
+                 then="expired"),
     "C004": Told(hangs("monitored_barrier " + BARRIER[0].split(" ")[1],
                        "dist_barrier_after_load sglang/srt/model_executor/model_runner.py", engine="sglang", nodes=2,
                        ranks=4), "waiting", ("peers",), ("weights-load",)),
@@ -339,8 +342,8 @@ TOLD: dict[str, Told] = {
                        made={"phase": "jit-compile", "floor": 19.0}), "waiting", ("peers",), ("jit-compile",)),
     "C050 while it serves": Told(stalls(*STREAM, nodes=8, floor=19.0, percent=96.0, watts=22.0, work=(42.0, 90.0),
                                         cpu=0.003), "stuck", ("serving",), ("serving",)),
-    "C051": Told(one_board_idle("sglang", 4, "copy_done.synchronize torch/cuda/streams.py", nodes=2, cpu=1.0, channel=""),
-                 "stuck", ("serving",)),
+    "C051": Told(one_board_idle("sglang", 4, "copy_done.synchronize torch/cuda/streams.py", nodes=2, cpu=1.0,
+                                channel=""), "stuck", ("serving",)),
     "C052": Told(one_board_idle("generic", 8, "wait turbomind.py", counters=OFF, clients=4, canary="waiting"), "stuck",
                  ("serving",)),
     # stalls while serving
@@ -358,8 +361,8 @@ TOLD: dict[str, Told] = {
     "C084": Told(ranks_apart, "stuck", ("serving",)),
     "C089": Told(a_test_request_tells("sglang", *LOCK), "stuck", ("serving",)),
     "C090": Told(a_bad_board, "broken", ("hardware",)),
-    "C092": Told(a_test_request_tells("sglang", *LOCK, every_second=("state was deleted in TokenizerManager",)), "stuck",
-                 ("serving",)),
+    "C092": Told(a_test_request_tells("sglang", *LOCK, every_second=("state was deleted in TokenizerManager",)),
+                 "stuck", ("serving",)),
     "C097": Told(stalls(*GATHER, "draft_forward sglang/srt/speculative/eagle_worker.py", engine="sglang", ranks=8,
                         count=8, cpu=1.0, channel=""), "stuck", ("serving",)),
     "C098": Told(stalls(*STREAM, floor=19.0, percent=96.0, watts=21.0, work=(42.0, 90.0), cpu=1.0, channel="",
@@ -371,7 +374,8 @@ TOLD: dict[str, Told] = {
     # waits for something outside
     "C107": Told(goes_on(*HUB, LOAD, download=150.0 * MIB, channel="wait_woken"), "moving", phases=("weights-load",)),
     "C110": Told(a_download_that_stands, "waiting", ("download",), ("weights-load",), then="expired"),
-    "C113": Told(hangs(*BATON, "kernel_warmup", channel="hrtimer_nanosleep", made={"phase": "jit-compile", "locks": (STALE,)}),
+    "C113": Told(hangs(*BATON, "kernel_warmup", channel="hrtimer_nanosleep",
+                       made={"phase": "jit-compile", "locks": (STALE,)}),
                  "waiting", ("stale-lock",)),
     "C114": Told(hangs(*BATON, "load_torch_c_dlpack_extension tvm_ffi/_dlpack.py", engine="sglang",
                        channel="hrtimer_nanosleep", made={"phase": "import"}), "waiting", ("lock",)),
@@ -380,10 +384,11 @@ TOLD: dict[str, Told] = {
     "C127": Told(hangs(*GROUP, INIT, nodes=2, ranks=8, made={"phase": "dist-init"}), "waiting", ("peers",)),
     "C128": Told(its_own_warm_up_goes_through_a_proxy, "ready", phases=("serving",)),
     "C133": Told(a_route_that_never_answers, "ready", phases=("serving",)),
-    "C134": Told(hangs("ncclCommInitRank vllm/distributed/device_communicators/pynccl_wrapper.py", INIT, nodes=2, cpu=1.0,
-                       channel="", made={"phase": "dist-init"}), "waiting", ("peers",)),
+    "C134": Told(hangs("ncclCommInitRank vllm/distributed/device_communicators/pynccl_wrapper.py", INIT, nodes=2,
+                       cpu=1.0, channel="", made={"phase": "dist-init"}), "waiting", ("peers",)),
     # only slow
-    "C135": Told(goes_on("process_weights_after_loading", LOAD, cpu=0.03, faults=300.0), "moving", phases=("weights-load",)),
+    "C135": Told(goes_on("process_weights_after_loading", LOAD, cpu=0.03, faults=300.0), "moving",
+                 phases=("weights-load",)),
     "C139": Told(goes_on("process_weights_after_loading", LOAD, cpu=0.3, faults=2000.0, seconds=1200), "moving",
                  phases=("weights-load",)),
     "C140": Told(goes_on("read safetensors/torch.py", LOAD, reads=100.0 * MIB, cpu=0.1, seconds=1200), "moving"),
@@ -394,8 +399,8 @@ TOLD: dict[str, Told] = {
     "C150": Told(hangs(*BARRIER, WARM, nodes=2, seconds=900, made={"phase": "jit-compile"}), "waiting", ("peers",)),
     "C154": Told(serves("layer_{} model.py", *STEP["sglang"], engine="sglang", running=1, percent=99.0, watts=420.0,
                         cpu=1.0, canary="bad", status=503), "ready"),
-    "C155": Told(serves(*STEP["vllm"], ranks=4, running=256, waiting=1024, tokens=700, percent=99.0, watts=420.0, cpu=1.0,
-                        health=Unseen("no answer within 10 s")), "ready"),
+    "C155": Told(serves(*STEP["vllm"], ranks=4, running=256, waiting=1024, tokens=700, percent=99.0, watts=420.0,
+                        cpu=1.0, health=Unseen("no answer within 10 s")), "ready"),
     "C156": Told(behind_a_health_route_that_times_out, "ready"),
     "C156 when it is real": Told(stalls(*STREAM, watts=124.0, **SPIN), "stuck", ("serving",)),
     "C158": Told(a_cascade_of_compiles, "ready"),
@@ -404,11 +409,12 @@ TOLD: dict[str, Told] = {
     "C163": Told(too_many_threads, "waiting", ("host",)),
     # it ends, and says why
     "C192": Told(ends("vllm", 1, "ValueError: Free memory on device (36.75/121.63 GiB) on startup is less than desired "
-                      "GPU memory utilization (0.9, 109.46 GiB).", phase="dist-init"), "exited", ("gpu-oom",), ("dist-init",)),
-    "C196": Told(ends("vllm", 1, "misc/shmutils.cc:72 NCCL WARN Call to ncclShmOpen failed", phase="dist-init"), "exited",
-                 ("shm-full",)),
-    "C198": Told(ends("vllm", 1, "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 9637888)",
-                      phase="dist-init"), "exited", ("shm-full",)),
+                      "GPU memory utilization (0.9, 109.46 GiB).", phase="dist-init"), "exited", ("gpu-oom",),
+                 ("dist-init",)),
+    "C196": Told(ends("vllm", 1, "misc/shmutils.cc:72 NCCL WARN Call to ncclShmOpen failed", phase="dist-init"),
+                 "exited", ("shm-full",)),
+    "C198": Told(ends("vllm", 1, "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size "
+                      "9637888)", phase="dist-init"), "exited", ("shm-full",)),
 }  # fmt: skip
 
 _END = "about the end of a server and what is left of it: proved by acts, not told by a timeline"

@@ -214,6 +214,22 @@ def test_a_sigbus_is_put_down_to_what_was_seen(free, reason, said):
         assert said in ending.why
 
 
+@pytest.mark.parametrize(
+    ("line", "free", "reason"),
+    [
+        ("Fatal Python error: Bus error", 0.0, "shm-full"),
+        ("Fatal Python error: Bus error", 0.6, "crash"),
+        ("Fatal Python error: Bus error", None, "shm-full"),
+        ("Bus error. It is possible that dataloader's workers are out of shared memory.", 0.6, "shm-full"),
+    ],
+)
+def test_a_line_that_only_says_bus_error_is_put_down_to_what_was_seen_too(line, free, reason):
+    """CPython's fault handler prints it after every SIGBUS."""
+    ending = why(-7, (line,), shm_free_share=free)
+    assert ending.reason == reason
+    assert line in ending.why
+
+
 @pytest.mark.parametrize("code", [137, 143, 130, 129])
 def test_a_shell_in_front_passes_the_signal_on(code):
     ending = why(code)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from making import API, BUSY, CORE, Story, first, rules, seen, watch
+from making import API, BUSY, CORE, MARKERS, Story, first, rules, seen, watch
 
-from hangguard.facts import Listener, Port
+from hangguard.facts import Listener, Marker, Port, Reply
 
 AN_ANSWER = 135_294
 """Bytes that SGLang 0.5.23 reads for one GET /metrics."""
@@ -44,3 +44,31 @@ def test_a_hang_behind_an_open_port_is_found_although_the_front_end_answers_us()
 def test_bytes_that_are_no_answers_are_progress(pid, listens, by):
     memories = watch(with_reads(a_hang().samples, pid, listens=listens), by)
     assert "stuck" not in seen(memories)
+
+
+def walking(samples, pid):
+    """The main thread of this member stands in another function in every look."""
+    for n, sample in enumerate(samples):
+        yield replace(
+            sample, stacks=tuple(at(stack, f"step_{n}") if stack.pid == pid else stack for stack in sample.stacks)
+        )
+
+
+def at(stack, function):
+    (main, *others) = stack.threads
+    frames = (replace(main.frames[0], function=function), *main.frames[1:])
+    return replace(stack, threads=(replace(main, frames=frames), *others))
+
+
+@pytest.mark.parametrize(("pid", "is_stuck"), [(API.pid, True), (CORE.pid, False)], ids=["front end", "worker"])
+def test_a_front_end_that_answers_us_may_stand_anywhere(pid, is_stuck):
+    samples = walking(with_reads(a_hang().samples, API.pid), pid)
+    assert ("stuck" in seen(watch(samples))) is is_stuck
+
+
+@pytest.mark.parametrize(("line", "is_ready"), [("fired up and ready to roll!", True), ("Capturing graphs", False)])
+def test_a_server_of_somebody_else_is_past_its_start_where_its_log_says_so(line, is_ready):
+    """The health route of a SGLang whose scheduler hangs is open for 20 s: nothing else says that it was ready."""
+    story = Story().goes(30, lines=(line,), health=Reply(state="waiting", since=1000.0))
+    by = rules(attached=True, markers=(*MARKERS, Marker(pattern="ready to roll", phase="serving")))
+    assert (watch(with_reads(story.samples, API.pid), by)[-1].ready_at is not None) is is_ready

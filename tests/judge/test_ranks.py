@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from making import BUSY, Member, Story, first, frames, rules, watch
 
-from hangguard.judge.ranks import Said, groups, note_said, prefix_tree, rank_of, standings
+from hangguard.facts import Communicator, Unseen
+from hangguard.judge.ranks import Said, by_nccl, groups, note_said, prefix_tree, rank_of, standings
 
 API, TRACKER = Story().members[:2]
 LOADED_AT = 1022.0
@@ -43,6 +44,56 @@ def test_the_one_that_does_not_wait_for_a_peer_is_the_first_suspect_and_the_note
     assert [s.rank for s in verdict.suspects] == ["TP2", "TP0", "TP1", "TP3"]
     assert "TP0, TP1, TP3 wait for a peer in barrier" in verdict.suspects[0].note
     assert "[not where the others are" in str(verdict.suspects[0])
+
+
+SYNC = ("synchronize torch/cuda/__init__.py", "warm_up runner.py", "main worker.py")
+
+
+def test_the_one_that_does_not_wait_for_the_gpu_is_the_first_suspect_also_of_two():
+    """With NCCL the host waits for the kernel of the collective, not in the collective itself."""
+    late = ("acquire lock.py", "warm_up runner.py", "main worker.py")
+    verdict = first(watch(told(rank(0, *SYNC), rank(1, *late)).samples), "stuck").verdict
+    assert [s.rank for s in verdict.suspects] == ["TP1", "TP0"]
+    assert "TP0 wait for the GPU in synchronize" in verdict.suspects[0].note
+    assert verdict.suspects[1].note != verdict.suspects[0].note
+
+
+@pytest.mark.parametrize("at", [("dequeue vllm/shm_broadcast.py", "main worker.py"), SYNC], ids=["message", "kernel"])
+def test_a_rank_that_has_nothing_to_do_or_waits_for_the_gpu_too_is_not_the_odd_one(at):
+    by = rules()
+    message = replace(by.wait_sites[0], function="dequeue", file="shm_broadcast.py", waits_for="message")
+    by = replace(by, wait_sites=(message, *by.wait_sites))
+    verdict = first(watch(told(rank(0, *SYNC), rank(1, *at)).samples, by), "stuck").verdict
+    assert "not where the others are" not in str(verdict.suspects)
+    assert verdict.suspects[0].rank == "TP0"
+
+
+SPUN = ("synchronize torch/cuda/__init__.py", "spin runner.py", "warm_up runner.py", "main worker.py")
+TOLD = Communicator(name="0x1", size=2, behind_ranks=(1,), counts=((0, 11), (1, 10)), pids=((0, 110), (1, 111)))
+
+
+@pytest.mark.parametrize("there", [SPUN, SYNC], ids=["another place", "the same place"])
+def test_of_hosts_that_all_wait_for_the_gpu_the_one_that_nccl_names_comes_first(there):
+    verdict = first(watch(told(rank(0, *SYNC), rank(1, *there)).samples), "stuck").verdict
+    assert [s.rank for s in verdict.suspects] == ["TP0", "TP1"]
+    found = by_nccl(verdict, (TOLD,))
+    assert [s.rank for s in found.suspects] == ["TP1", "TP0"]
+    assert found.suspects[0].note == "NCCL: it has launched fewer collectives than the others"
+
+
+@pytest.mark.parametrize(
+    "said", [Unseen("refused"), (), (replace(TOLD, behind_ranks=()),), (replace(TOLD, behind_ranks=(0, 1)),)],
+    ids=["unseen", "no communicator", "even", "everybody"],
+)  # fmt: skip
+def test_where_nccl_names_nobody_the_order_stays(said):
+    verdict = first(watch(told(rank(0, *SYNC), rank(1, *SPUN)).samples), "stuck").verdict
+    assert by_nccl(verdict, said) == verdict
+
+
+def test_what_was_seen_of_a_rank_goes_before_what_nccl_counts():
+    verdict = first(watch(told(rank(0, *READS), rank(1, *BARRIER)).samples), "stuck").verdict
+    assert verdict.suspects[0].rank == "TP0"
+    assert by_nccl(verdict, (TOLD,)) == verdict
 
 
 def test_a_minority_is_the_suspect_where_nobody_waits_for_a_peer():

@@ -83,11 +83,13 @@ SHAPES = [
         Says("stuck", "hot", "dist-init", within=18.0), id="hot wait: NCCL communicator init",
     ),
     pytest.param(
-        {"phase": "graph-capture"}, (*STREAM, CAPTURE), "", {"cpu": 1.0, "states": "R", "percent": 100.0, "watts": 124.0},
+        {"phase": "graph-capture"}, (*STREAM, CAPTURE), "",
+        {"cpu": 1.0, "states": "R", "percent": 100.0, "watts": 124.0},
         Says("stuck", "busy", "graph-capture", within=18.0), id="a spinning kernel, host in a stream's synchronize",
     ),
     pytest.param(
-        {"phase": "graph-capture"}, (*DEVICE, CAPTURE), "", {"cpu": 1.0, "states": "R", "percent": 100.0, "watts": 140.0},
+        {"phase": "graph-capture"}, (*DEVICE, CAPTURE), "",
+        {"cpu": 1.0, "states": "R", "percent": 100.0, "watts": 140.0},
         Says("stuck", "busy", "graph-capture", within=18.0), id="a spinning kernel on all multiprocessors",
     ),
     pytest.param(
@@ -108,7 +110,9 @@ def test_a_shape_that_hangs(made, at, channel, rates, says):
 def test_the_same_shape_for_less_than_its_patience_and_then_movement_is_healthy(made, at, channel, rates, says):
     told = Start(**made)
     for n in range(8):
-        told.all_at(*at, channel=channel).goes(7, **rates).all_at(f"step_{n} model.py", LOAD, channel="").goes(3, **BUSY)
+        told.all_at(*at, channel=channel).goes(7, **rates).all_at(f"step_{n} model.py", LOAD, channel="").goes(
+            3, **BUSY
+        )
     assert seen(watch(told.samples, by())) == {"moving"}
 
 
@@ -190,7 +194,9 @@ def test_a_scheduler_that_spins_without_work_is_ready():
     assert Served(engine="sglang").goes(400, at=IDLE["sglang"], channel="", cpu=0.99, states="R").seen() == {"ready"}
 
 
-@pytest.mark.parametrize(("cpu", "threads"), [(0.0065, 40), (0.012, 71), (0.0173, 100)], ids=["vllm", "sglang", "vllm 100"])
+@pytest.mark.parametrize(
+    ("cpu", "threads"), [(0.0065, 40), (0.012, 71), (0.0173, 100)], ids=["vllm", "sglang", "vllm 100"]
+)
 def test_the_floor_of_polling_threads_does_not_hide_a_hang(cpu, threads):
     told = Start(phase="graph-capture").all_at(*LOCK, CAPTURE, channel="futex_do_wait")
     told.members = tuple(replace(m, threads=threads) if m.pid == FIRST else m for m in told.members)
@@ -199,7 +205,11 @@ def test_the_floor_of_polling_threads_does_not_hide_a_hang(cpu, threads):
 
 @pytest.mark.parametrize("states", ["DS", "RS"], ids=["a starved disk", "a starved core"])
 def test_threads_in_d_or_r_part_slow_from_stuck(states):
-    slow = Start().all_at("read x.py", LOAD, channel="folio_wait_bit_common" if "D" in states else "").goes(120, states=states)
+    slow = (
+        Start()
+        .all_at("read x.py", LOAD, channel="folio_wait_bit_common" if "D" in states else "")
+        .goes(120, states=states)
+    )
     assert not ALARMS & seen(watch(slow.samples, by()))
     hung = Start().all_at(*LOCK, LOAD, channel="futex_do_wait")
     for n in range(30):
@@ -240,7 +250,8 @@ SITES = [
                  id="the runtime's own synchronize"),
     pytest.param("weights-load", 1, (*LOCK, LOAD), "futex_do_wait", {}, Says("stuck", "idle", "weights-load"),
                  id="a lock in start-up code"),
-    pytest.param("weights-load", 1, ("wait threading.py", LOAD), "futex_do_wait", {}, Says("stuck", "idle", "weights-load"),
+    pytest.param("weights-load", 1, ("wait threading.py", LOAD), "futex_do_wait", {},
+                 Says("stuck", "idle", "weights-load"),
                  id="an event that is never set"),
     pytest.param("jit-compile", 1, ("get queue.py", WARM), "futex_do_wait", {}, Says("stuck", "idle", "jit-compile"),
                  id="a message that never comes"),
@@ -263,7 +274,9 @@ def test_a_download_that_grows_is_moving():
 
 
 def test_a_wait_for_a_compiler_is_moving_while_that_burns_cpu_and_no_longer_when_it_stands():
-    told = Start(phase="jit-compile").all_at("communicate subprocess.py", *BATON[1:], WARM, channel="do_wait").gains(NVCC)
+    told = (
+        Start(phase="jit-compile").all_at("communicate subprocess.py", *BATON[1:], WARM, channel="do_wait").gains(NVCC)
+    )
     assert seen(watch(told.goes(400).samples, by())) == {"moving"}
     told.members = tuple(replace(m, cpu=0.0) if m.pid == NVCC.pid else m for m in told.members)
     assert first(watch(told.goes(60).samples, by()), "stuck").verdict.phase == "jit-compile"
@@ -400,4 +413,3 @@ def test_a_neighbour_on_the_board_makes_it_unseen_and_neither_work_nor_spin():
     shared = replace(board, holders=(*board.holders, stranger))
     server = Served().flows(10).goes(100, running=2, gpus=(shared,), at=(*DEVICE, *STEP["vllm"]), cpu=1.0)
     assert not ALARMS & server.seen()
-

@@ -218,6 +218,7 @@ def test_a_launch_that_is_delegated_is_never_stuck(patience):
     memories = watch(Story().goes(300).samples, by)
     assert "stuck" not in seen(memories)
     assert "docker" in memories[-1].verdict.why
+    assert "Run hangguard inside it" in memories[-1].verdict.why
 
 
 @pytest.mark.parametrize("line", ["hello", "world_size=16 rank=0"])

@@ -81,6 +81,45 @@ def test_a_build_lock_is_not_stale_while_its_compilers_run():
     assert seen(watch(told.goes(300).samples)) == {"moving"}
 
 
+POLLS = {"channel": "hrtimer_nanosleep"}
+
+
+def test_who_polls_a_lock_is_seen_by_its_stack_and_the_stranger_who_holds_one_is_named():
+    """Python's filelock has the file open for moments only: no member is seen to wait for it."""
+    bystander = presence(waiters=(), age_seconds=4000.0)
+    found = lock(waiters=(), path="/cache/hub/0.lock")
+    memories = watch(loaded(*LOCK, **POLLS, locks=(bystander, found)).goes(100).samples)
+    assert (seen(memories), memories[-1].verdict.kind) == ({"moving", "waiting"}, "lock")
+    assert "perhaps for /cache/hub/0.lock, which is held by vllm serve N (pid 4711)" in memories[-1].verdict.why
+
+
+def test_a_stale_lock_by_presence_has_no_waiter_that_the_kernel_knows():
+    told = loaded(*BATON, **POLLS, locks=(lock(waiters=()), presence(waiters=(), age_seconds=4000.0))).goes(120)
+    memories = watch(told.samples)
+    waiting = first(memories, "waiting").verdict
+    assert (waiting.kind, waiting.why.endswith("rm /cache/torch_extensions/x/lock")) == ("stale-lock", True)
+    assert first(memories, "stuck").verdict.kind == "idle"
+
+
+def test_of_several_stale_locks_none_is_said_to_be_removed():
+    one = presence(waiters=(), age_seconds=4000.0)
+    told = loaded(*BATON, **POLLS, locks=(one, replace(one, path="/cache/torch_extensions/y/lock"))).goes(30)
+    verdict = watch(told.samples)[-1].verdict
+    assert verdict.kind == "stale-lock"
+    assert "rm " not in verdict.why
+    assert "/cache/torch_extensions/x/lock, /cache/torch_extensions/y/lock" in verdict.why
+
+
+@pytest.mark.parametrize(
+    "other", [{"age_seconds": 5.0}, {"owner": 4711, "owner_title": "ninja"}], ids=["young", "held"]
+)
+def test_a_stale_lock_beside_one_that_is_in_use_may_not_be_the_one(other):
+    one = presence(waiters=(), age_seconds=4000.0)
+    told = loaded(*BATON, **POLLS, locks=(one, replace(one, path="/cache/torch_extensions/y/lock", **other))).goes(50)
+    verdict = watch(told.samples)[-1].verdict
+    assert (verdict.verdict, verdict.kind) == ("waiting", "lock")
+
+
 def test_no_lock_is_looked_for_while_it_moves():
     memories = watch(loaded(locks=(presence(age_seconds=4000.0),)).goes(100, **BUSY).samples)
     assert seen(memories) == {"moving"}
@@ -159,8 +198,10 @@ def test_a_node_that_never_answers_is_ready_when_its_log_says_that_it_serves():
 # ------------------------------------------------------------------------------------------------ the machine
 
 
-def test_a_frozen_control_group_is_waited_for():
-    memories = watch(loaded().goes(300, frozen=True).samples)
+@pytest.mark.parametrize("states", ["S", "D"], ids=["version 2", "version 1, in which all is in state D"])
+def test_a_frozen_control_group_is_waited_for(states):
+    memories = watch(loaded().goes(300, frozen=True, states=states).samples)
+    assert {m.verdict.kind for m in memories} == {"", "host"}
     assert seen(memories) == {"moving", "waiting"}
     assert memories[-1].verdict.kind == "host"
     assert "frozen" in memories[-1].verdict.why
@@ -183,6 +224,18 @@ def test_a_starved_start_waits_for_the_machine(rates, kind):
     memories = watch(loaded().goes(400, **rates).samples)
     assert seen(memories) == {"moving", "waiting"}
     assert memories[-1].verdict.kind == kind
+
+
+@pytest.mark.parametrize("states", ["D", "DS"])
+def test_a_parent_in_vfork_is_in_state_d_and_waits_for_no_disk(states):
+    memories = watch(loaded(*LOCK, channel="kernel_clone").goes(400, states=states).samples)
+    assert seen(memories) == {"moving", "unclear"}
+    assert memories[-1].verdict.why.startswith("a wait in vfork for a child, but nothing was produced")
+
+
+def test_beside_a_parent_in_vfork_a_disk_may_stand_all_the_same():
+    memories = watch(loaded(*LOCK, channel="kernel_clone").goes(400, states="DD").samples)
+    assert memories[-1].verdict.kind == "disk"
 
 
 def test_pressure_on_the_machine_does_not_hide_a_hang():
@@ -220,6 +273,26 @@ def test_a_stopped_member_is_found_named_first_and_its_cure_told(pid, state):
 def test_a_stopped_member_while_another_progresses_is_moving():
     told = loaded().stops(100).goes(200, **BUSY)
     assert seen(watch(told.samples)) == {"moving"}
+
+
+STREAM = ("synchronize torch/cuda/streams.py", "warm_up")
+
+
+def beside(*, stopped: bool):
+    """Two ranks: the one spins in a kernel that waits for the other, at the watts of an idle context."""
+    peer = Member(104, "ENGINE::Worker_TP1", 100, 8, frames(*STREAM), channel="", cpu=0.0)
+    told = Story().gains(peer).goes(22, **BUSY, gpu_memory=500 * MIB).moves_to(CORE.pid, *STREAM, channel="")
+    told = told.stops(peer.pid) if stopped else told
+    return peer, watch(told.goes(40, cpu=1.0, states="R", gpu_percent=100.0, watts=124.0).samples)
+
+
+def test_a_stopped_rank_is_named_also_where_the_others_spin_for_it():
+    peer, memories = beside(stopped=True)
+    stuck = first(memories, "stuck")
+    assert (stuck.verdict.kind, stuck.verdict.suspects[0].pid) == ("stopped", peer.pid)
+    assert stuck.now - LOADED_AT <= 18.0
+    _, memories = beside(stopped=False)
+    assert first(memories, "stuck").verdict.kind == "busy"
 
 
 def test_a_stop_that_ends_in_time_is_none():

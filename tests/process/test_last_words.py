@@ -128,6 +128,8 @@ async def test_who_would_leave_a_core_is_not_asked(hung):
         ("0", b"core\n", ""),
         ("1", b"|/usr/lib/systemd/systemd-coredump\n", ""),
         ("0", b"|/usr/lib/systemd/systemd-coredump\n", "cores are piped to a program here, whatever the limit is"),
+        ("0", b"@/run/cores.socket\n", "cores are sent to a socket here"),
+        ("1", b"@@/run/cores.socket\n", "cores are sent to a socket here"),
         ("unlimited", b"core\n", "its core limit is unlimited"),
         ("4096", b"core\n", "its core limit is 4096"),
     ],

@@ -363,12 +363,14 @@ def test_an_address_that_is_no_memory_is_refused_before_it_is_read():
         ("/opt/python (deleted)", True), ("[anon:malloc]", True), ("/dev/nvidia0", False), ("/dev/nvidia-uvm", False),
         ("/dev/dri/renderD128", False), ("/dev/infiniband/uverbs0", False), ("[vvar]", False), ("[vsyscall]", False),
         ("anon_inode:[perf_event]", False), ("socket:[1]", False),
+        ("/sys/devices/pci0000:00/0000:01:00.0/resource0", False), ("/srv/jail/gpu0", False),
+        ("/home/somebody/fuse/file", False), ("/dev/libpython3.12.so", False),
     ],
 )  # fmt: skip
 def test_the_memory_of_devices_is_never_read(path, ordinary):
     from hangguard.pystacks.memory import _is_ordinary
 
-    assert _is_ordinary(path) is ordinary
+    assert _is_ordinary(path, "/opt/python (deleted)") is ordinary
 
 
 def test_lines_are_those_that_python_itself_gives():

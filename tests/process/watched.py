@@ -76,12 +76,18 @@ class Watched:
 
     @property
     def kinds(self):
-        """Every class and kind so far, once each."""
-        return {(v.verdict, v.kind) for v in self.told}
+        """Every class and kind so far, once each. Events come a little later than verdicts."""
+        return {(v.verdict, v.kind) for v in (*self.told, self.verdict) if v is not None}
 
     @property
     def classes(self):
-        return {v.verdict for v in self.told}
+        return {verdict for verdict, _ in self.kinds}
+
+    def others(self, *wanted, since=0.0):
+        """What was told besides these classes, or (class, kind), with the reasons: for an assertion to show."""
+        told = [v for v in (*self.told, self.verdict) if v is not None and v.since >= since]
+        strange = [v for v in told if v.verdict not in wanted and (v.verdict, v.kind) not in wanted]
+        return {f"{v.verdict} {v.kind}: {v.why}" for v in strange}
 
     async def until(self, verdict, kind=None, *, within=180.0):
         """Wait for a verdict, and return it. That it may take long on a busy machine says nothing."""
@@ -114,6 +120,11 @@ class Watched:
         return now.memory.now - now.memory.started_at if now is not None and now.memory.last is not None else 0.0
 
     @property
+    def looks(self):
+        """How many samples were taken of the last three minutes."""
+        return len(self.supervision.now.samples)
+
+    @property
     def root(self):
         return self.supervision.now.guarded.pid
 
@@ -133,10 +144,18 @@ class Watched:
             return [self.root, *(child.pid for child in psutil.Process(self.root).children(recursive=True))]
         return []
 
-    async def workers(self, count=1, within=30.0):
-        """Wait for so many processes below the launched one; return their pids."""
-        await until(lambda: self.supervision.now is not None, within=within)
-        return (await until(lambda: len(self.members) > count and self.members, within=within))[1:]
+    async def workers(self, count=1, within=60.0):
+        """Wait until so many processes below the launched one have been seen in a sample; return their pids."""
+
+        def look():
+            now = self.supervision.now
+            if now is None or now.memory.tree is None:
+                return None
+            known = {process.pid for process in now.memory.tree.members}
+            found = [pid for pid in self.members[1:] if pid in known]
+            return found if len(found) >= count else None
+
+        return await until(look, within=within)
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,8 @@
 """Real ranks with real collectives of gloo on the CPU: who is named when one of them does not come."""
 
 import pytest
-import ranked
 
+import ranked
 from hangguard import Limits
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400, func_only=True)]

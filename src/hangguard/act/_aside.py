@@ -201,6 +201,8 @@ def _core_of(limits: bytes, pattern: bytes) -> str:
     """
     line = next(line for line in limits.splitlines() if line.startswith(b"Max core file size"))
     soft = line.removeprefix(b"Max core file size").split()[0]
+    if pattern.startswith(b"@"):  # Linux 6.16: Documentation/admin-guide/sysctl/kernel.rst, core_pattern
+        return "cores are sent to a socket here"
     if soft == b"1":
         return ""
     if soft != b"0":

@@ -134,5 +134,8 @@ def invoke(arguments: Sequence[str]) -> int:
         return INTERNAL
     except Exception:  # noqa: BLE001 - the edge of the program
         traceback.print_exc()
-        print("hangguard: this is a fault of hangguard's own; the server it started was stopped.", file=sys.stderr)
+        print(
+            "hangguard: this is a fault of hangguard's own; a server that it started was stopped, another left alone.",
+            file=sys.stderr,
+        )
         return INTERNAL

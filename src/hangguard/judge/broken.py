@@ -8,6 +8,7 @@ from dataclasses import replace
 from hangguard.facts import Broken, Confidence, Departed, Measure, Process, Sample, Suspect, Tree, Unseen
 from hangguard.judge.endings import how
 from hangguard.judge.memory import Memory
+from hangguard.judge.ranks import rank_of
 from hangguard.judge.rules import TRACKERS, matches
 from hangguard.judge.telling import judged
 from hangguard.judge.trouble import BoardFault, InDriver
@@ -114,7 +115,8 @@ def _survivors(memory: Memory, sample: Sample) -> Broken | None:
         numbers=(Measure("dead for", sample.t - dead.noticed_at, "s"), Measure("survivors", len(others))),
         confidence=seen,
     )
-    first = Suspect(pid=dead.pid, title=dead.title, note=f"died first: {how(dead.exit_code)}")
+    note = f"died first: {how(dead.exit_code)}"
+    first = Suspect(pid=dead.pid, title=dead.title, rank=rank_of(dead.title), note=note)
     return replace(verdict, suspects=(first, *(_survivor(memory, p) for p in others[:15])))
 
 
@@ -123,8 +125,8 @@ def first_dead(memory: Memory, tree: Tree) -> Departed | None:
 
     Those are its workers, and what else gave itself a title (SGLang's detokenizer: a server without one answers
     nobody, sglang#21471). Children between fork and exec bear the title of their parent: one that was seen only once
-    is none of them. Where the engine names no workers, a program that has answered may have lost a helper that it can do without:
-    there only a death by a signal before it was ready counts.
+    is none of them. Where the engine names no workers, a program that has answered may have lost a helper that it
+    can do without: there only a death by a signal before it was ready counts.
     """
     for member in tree.departed:
         if member.exit_code == 0 or member.title == "" or matches(TRACKERS, member.title):
@@ -153,7 +155,8 @@ def _is_dead(process: Process) -> bool:
 
 def _survivor(memory: Memory, process: Process) -> Suspect:
     works = matches(memory.rules.workers, process.title)
-    return Suspect(pid=process.pid, title=process.title, note="hangs on" if works else "still there")
+    note = "hangs on" if works else "still there"
+    return Suspect(pid=process.pid, title=process.title, rank=rank_of(process.title), note=note)
 
 
 def quiet_for(memory: Memory) -> float:

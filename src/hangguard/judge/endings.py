@@ -29,6 +29,9 @@ before it leaves, and NCCL's watchdog for some 60 s after it has spoken."""
 SHM_FULL_SHARE = 0.01
 """Free share of /dev/shm below which a SIGBUS is put down to it."""
 
+_ONLY_A_BUS_ERROR = re.compile(r"\bSIGBUS\b|(?i:\bbus error\b)|exit ?code:? -7\b")
+_OF_SHARED_MEMORY = re.compile(r"(?i:shared memory|/dev/shm|no space left)|ncclShmOpen")
+
 _SIGKILLED = re.compile(r"(?:crashed with exit code|exit ?code:?) -9\b")
 
 
@@ -95,6 +98,8 @@ def reason_of(
         return Ending("hardware", f"{hardware}: the board needs a reset, a reboot or a repair",
                       permanent=True, evidence=evidence)  # fmt: skip
     if cause := _cause(told):
+        if _is_only_a_bus_error(cause):
+            return _by_sigbus(cause.line, shm_free_share, evidence, unseen="shm-full")
         return Ending(cause.reason, cause.line, cause.permanent, evidence)
     if killed is not None and not _followed(killed, end, code, told):
         return _of_a_member(killed, shm_free_share, evidence)
@@ -182,6 +187,12 @@ def _cause(told: tuple[Told, ...]) -> Told | None:
     return min(named, key=lambda t: (order.get(t.reason, 0), not t.permanent), default=None)
 
 
+def _is_only_a_bus_error(told: Told) -> bool:
+    """Whether the line names a SIGBUS and not what it came from; CPython's fault handler writes such a line."""
+    says = _ONLY_A_BUS_ERROR.search(told.line) is not None and _OF_SHARED_MEMORY.search(told.line) is None
+    return told.reason == "shm-full" and says
+
+
 def _of_a_member(killed: Departed, shm_free_share: float | None, evidence: tuple[str, ...]) -> Ending:
     why = f"{name_of(killed)} ended by {how(killed.exit_code)}"
     if killed.exit_code == -signal.SIGBUS:
@@ -191,10 +202,13 @@ def _of_a_member(killed: Departed, shm_free_share: float | None, evidence: tuple
     return Ending("crash", why, evidence=evidence)
 
 
-def _by_sigbus(why: str, shm_free_share: float | None, evidence: tuple[str, ...]) -> Ending:
-    """A page of a mapped file could not be had: /dev/shm is full, or a file became shorter while it was mapped."""
+def _by_sigbus(why: str, shm_free_share: float | None, evidence: tuple[str, ...], *, unseen: str = "crash") -> Ending:
+    """A page of a mapped file could not be had: /dev/shm is full, or a file became shorter while it was mapped.
+
+    ``unseen``: the reason where nobody saw how full it was.
+    """
     if shm_free_share is None:
-        return Ending("crash", f"{why}: /dev/shm was full, or a mapped file was cut short", evidence=evidence)
+        return Ending(unseen, f"{why}: /dev/shm was full, or a mapped file was cut short", evidence=evidence)
     if shm_free_share < SHM_FULL_SHARE:
         return Ending("shm-full", f"{why}, and {shm_free_share:.1%} of /dev/shm was free", evidence=evidence)
     return Ending(

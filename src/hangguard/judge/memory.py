@@ -66,6 +66,8 @@ class Memory:
     """The last seconds: what rates are told by."""
     progress_at: float = 0.0
     progress_by: str = "launch"
+    watched_since: float = float("-inf")
+    """When the last hole in the watch ended, monotonic."""
     activity_at: float = 0.0
     activity_by: str = ""
     agreement: Agreement | None = field(default=None, repr=False)
@@ -84,7 +86,8 @@ class Memory:
     told: tuple[Told, ...] = ()
     root: tuple[int, int] | None = None
     answering: frozenset[tuple[int, int]] = frozenset()
-    """Front ends that have listened on the port: what they read and write may be answers to our own questions."""
+    """Front ends that have listened on the port: what they read and write, and where they stand, may be answers to our
+    own questions."""
     tree: Tree | None = field(default=None, repr=False)
     departed: tuple[Departed, ...] = ()
     oom_kills_before: int | None = None
@@ -110,8 +113,8 @@ class Memory:
 
     @property
     def unproductive_for(self) -> float:
-        """Seconds since anything progressed."""
-        return self.now - self.progress_at
+        """Seconds since anything progressed, as far as it was watched."""
+        return self.now - max(self.progress_at, self.watched_since)
 
     @property
     def last_movement_at(self) -> float:
@@ -147,7 +150,8 @@ def _note_time(memory: Memory, sample: Sample) -> Memory:
             activity_at=sample.t,
         )
     if sample.t - memory.now > GAP:
-        memory = _moved(replace(memory, agreement=None), sample.t, activity=WATCHER)
+        memory = replace(memory, agreement=None, watched_since=sample.t)
+        memory = _moved(memory, sample.t, activity=WATCHER)
     return replace(memory, now=sample.t)
 
 
@@ -213,7 +217,9 @@ def _note_stacks(memory: Memory, sample: Sample) -> Memory:
     if isinstance(sample.stacks, Unseen):
         asked = sample.stacks != NOT_ASKED
         return replace(memory, stacks_unseen=sample.stacks.reason, stacks_at=sample.t) if asked else memory
-    agreement, kinds, changed = compare(memory.agreement, sample.stacks, sample.t, memory.kinds_of_stacks)
+    agreement, kinds, changed = compare(
+        memory.agreement, sample.stacks, sample.t, memory.kinds_of_stacks, memory.answering
+    )
     missing = [f"{s.title}: {s.threads.reason}" for s in sample.stacks if s.is_python and isinstance(s.threads, Unseen)]
     if changed:
         memory = _moved(memory, sample.t, progress="stacks")
@@ -281,11 +287,15 @@ def _note_answer(memory: Memory, sample: Sample) -> Memory:
 
 
 def _was_ready_before(memory: Memory, sample: Sample) -> bool:
-    """Whether a server that somebody else started is past its start: a member listens, and any route answers."""
+    """Whether a server that somebody else started is past its start: a member listens, and any route answers.
+
+    Or its log says so: the health route of a SGLang whose scheduler hangs waits for 20 s, and then says 503.
+    """
     port = sample.port
     if not memory.rules.attached or isinstance(port, Unseen) or port.listener is None or port.listener.ours is False:
         return False
-    return any(isinstance(reply, Reply) and reply.state == "good" for reply in (sample.health, sample.canary))
+    good = any(isinstance(reply, Reply) and reply.state == "good" for reply in (sample.health, sample.canary))
+    return good or memory.place.phase == "serving"
 
 
 def _note_serving(memory: Memory, sample: Sample) -> Memory:

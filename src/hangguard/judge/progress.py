@@ -90,9 +90,7 @@ class Reading:
     """(pid, start time) of every member that compiles."""
 
 
-def reading_of(
-    t: float, tree: Tree, boards: Boards, answering: frozenset[tuple[int, int]] = frozenset()
-) -> Reading:
+def reading_of(t: float, tree: Tree, boards: Boards, answering: frozenset[tuple[int, int]] = frozenset()) -> Reading:
     """Reduce a sample to its counters.
 
     The bytes of members that answer our own questions are left out: for one GET /metrics SGLang's front end reads

@@ -6,13 +6,26 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from hangguard.facts import Process, Stack, Suspect, Tree, Unseen
+from hangguard.facts import Broken, Communicator, Process, Stack, Stuck, Suspect, Tree, Unseen, Verdict
 from hangguard.judge.rules import Rules, matches
 from hangguard.judge.sites import WITHIN, main_thread, wait_of
 from hangguard.judge.stillness import working_members
 
 AT_MOST = 16
 """Suspects in one verdict."""
+
+_ANOTHER_PLACE = "another place than"
+"""What is noted of every one, where each stands somewhere else: it tells nobody from the others."""
+
+NAMED_BY_NCCL = (
+    ("missing_ranks", "does not answer, or has left"),
+    ("failed_ranks", "reports an error, or was told to abort"),
+    ("uninitialised_ranks", "is not initialised"),
+    ("behind_ranks", "has launched fewer collectives than the others"),
+)
+
+_NO_CULPRITS = frozenset({*WITHIN, "kernel", "message", "work", "start-up"})
+"""Waits in which a rank is that waits for another itself, or that has nothing to do."""
 
 _RANK = re.compile(r"(?<![A-Za-z])(?:DCP|PCP|DP|PP|TP|EP|CP)\d+(?![A-Za-z0-9])")
 _SAID_BY = re.compile(
@@ -118,6 +131,34 @@ def suspects(
     return tuple(replace(_suspect(m.process, m.stack), note=note) for (_, note), m in ordered[:AT_MOST])
 
 
+def by_nccl(verdict: Verdict, communicators: tuple[Communicator, ...] | Unseen) -> Verdict:
+    """Return the verdict with the ranks first that NCCL names, where nothing else told one from the others.
+
+    Hosts that all wait for the GPU look alike, whoever's kernel does not end; NCCL counts what each has launched.
+    """
+    if isinstance(communicators, Unseen) or not isinstance(verdict, (Stuck, Broken)) or not verdict.suspects:
+        return verdict
+    note = verdict.suspects[0].note
+    named = _named(communicators)
+    ours = [s for s in verdict.suspects if s.pid in named]
+    if not ours or len(ours) == len(verdict.suspects) or (note and not note.startswith(_ANOTHER_PLACE)):
+        return verdict
+    others = tuple(s for s in verdict.suspects if s.pid not in named)
+    return replace(verdict, suspects=(*(replace(s, note=f"NCCL: it {named[s.pid]}") for s in ours), *others))
+
+
+def _named(communicators: tuple[Communicator, ...]) -> dict[int, str]:
+    """Return what NCCL says of single members, by pid."""
+    named: dict[int, str] = {}
+    for communicator in communicators:
+        pids = dict(communicator.pids)
+        for which, what in NAMED_BY_NCCL:
+            for rank in getattr(communicator, which):
+                if rank in pids:
+                    named.setdefault(pids[rank], what)
+    return named
+
+
 def _why_odd(
     member: Standing,
     members: tuple[Standing, ...],
@@ -135,6 +176,10 @@ def _why_odd(
         return 1, f"not where the others are: {_names(waiting)} wait for a peer in {_innermost(waiting[0])}"
     if hot and identity not in hot and len(hot) > len(members) // 2:
         return 1, "idle, while the others spin"
+    at_kernels = [m for m in others if m.waits_for == "kernel"]
+    if member.rank and member.where and at_kernels == list(others) != [] and member.waits_for not in _NO_CULPRITS:
+        # Of a collective that was launched a rank's host waits for the kernel: the call itself returns at once.
+        return 1, f"not where the others are: {_names(others)} wait for the GPU in {_innermost(others[0])}"
     largest = groups(members)[0]
     if member not in largest and len(largest) > 1:
         return 2, f"alone here; {_names(largest)} stand in {_innermost(largest[0])}"
@@ -143,7 +188,7 @@ def _why_odd(
     if late := _late_in_log(member, members, said):
         return 3, late
     if others and member.where and all(m.where and m.where != member.where for m in others):
-        return 4, f"another place than {_names(others)}"
+        return 4, f"{_ANOTHER_PLACE} {_names(others)}"
     return 4, ""
 
 

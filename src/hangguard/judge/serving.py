@@ -27,6 +27,7 @@ from hangguard.facts import (
 from hangguard.judge.boards import works
 from hangguard.judge.idle import is_idle
 from hangguard.judge.memory import Memory
+from hangguard.judge.ranks import rank_of
 from hangguard.judge.served import WINDOW, Stood, frames_of
 from hangguard.judge.silence import (
     STOOD_HOT,
@@ -105,7 +106,9 @@ def _stopped(memory: Memory, sample: Sample) -> Stuck | None:
     named = ", ".join(f"{p.title[:40]} ({p.pid})" for p in halted[:4])
     how = "held by a debugger" if halted[0].state == "t" else "stopped; SIGCONT would let it go on"
     verdict = _say(Stuck, memory, sample, f"{named}: {how}", "stopped")
-    suspects = tuple(Suspect(pid=p.pid, title=p.title, note=f"state {p.state}") for p in halted[:16])
+    suspects = tuple(
+        Suspect(pid=p.pid, title=p.title, rank=rank_of(p.title), note=f"state {p.state}") for p in halted[:16]
+    )
     return replace(verdict, still_for=sample.t - min(since[p.identity] for p in halted), suspects=suspects)
 
 
@@ -202,7 +205,7 @@ def _suspect(process: Process, stood: Stood | None, memory: Memory, *, culprit: 
     at = tuple(f"{f.function} ({f.file.rsplit('/', 1)[-1]}:{f.line})" for f in frames[:8])
     idle = bool(frames) and is_idle(frames, memory.rules.idle_places)
     note = "outside its idle loop" if culprit else "waits for work" if idle else ""
-    return Suspect(pid=process.pid, title=process.title, at=at, note=note)
+    return Suspect(pid=process.pid, title=process.title, rank=rank_of(process.title), at=at, note=note)
 
 
 # -------------------------------------------------------------------------------------------- healthy
@@ -232,7 +235,8 @@ def _ready(memory: Memory, sample: Sample, why: str, confidence: Confidence = "h
 
 def _say(make: type[V], memory: Memory, sample: Sample, why: str, kind: str = "", confidence: Confidence = "high") -> V:
     verdict = judged(make, memory, sample, why, kind, numbers=_numbers(memory), confidence=confidence)
-    return replace(verdict, phase="serving", still_for=silent_for(memory))
+    moved = memory.serving.produced_by or verdict.moved
+    return replace(verdict, phase="serving", still_for=silent_for(memory), moved=moved)
 
 
 def _numbers(memory: Memory) -> tuple[Measure, ...]:

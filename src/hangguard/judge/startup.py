@@ -10,7 +10,7 @@ from hangguard.judge import patience
 from hangguard.judge.boards import is_busy_for_nothing
 from hangguard.judge.headline import headline
 from hangguard.judge.memory import Memory
-from hangguard.judge.progress import BUSY_LOOKS, HOT_SHARE, active_members, looks_at_threads
+from hangguard.judge.progress import BUSY_LOOKS, HOT_SHARE, WINDOW, active_members, looks_at_threads
 from hangguard.judge.ranks import suspects
 from hangguard.judge.rules import TRACKERS, Rules, matches
 from hangguard.judge.sites import WITHIN, Found, wait_of
@@ -32,8 +32,7 @@ def starting(memory: Memory, sample: Sample) -> Verdict:
         _stopped(memory, sample)
         or waits(memory, sample)
         or _idle(memory, sample)
-        or _hot(memory, sample)
-        or _busy(memory, sample)
+        or _burning(memory, sample)
         or _going_on(memory, sample)
     )
 
@@ -44,21 +43,37 @@ def starting(memory: Memory, sample: Sample) -> Verdict:
 def _stopped(memory: Memory, sample: Sample) -> Verdict | None:
     """A member that a signal or a debugger keeps from running, over a whole window, while nothing else progresses."""
     enough = patience.short(memory.rules, phase_of(memory))
-    if memory.tree is None or memory.unproductive_for < enough or memory.outside.is_quiet(sample.t):
+    if memory.unproductive_for < enough or memory.outside.is_quiet(sample.t):
         return None
     if memory.idle_for < enough and memory.unproductive_for < STOPPED_BESIDE_BUSY:
         return None
+    held = _held(memory, sample, enough)
+    return _stopped_by(memory, sample, held) if held and not _blind(memory, sample, threads=False) else None
+
+
+def _held(memory: Memory, sample: Sample, enough: float) -> list[tuple[Process, str, float]]:
+    """Return the needed members that a signal or a debugger has kept from running for so long: who, state, since."""
+    if memory.tree is None:
+        return []
     needed = {p.identity: p for p in _depended_on(memory.tree, memory.rules, memory.root)}
-    held = [(needed[who], state, at) for who, state, at in memory.outside.stopped if who in needed]
-    held = [(p, state, at) for p, state, at in held if sample.t - at >= enough]
-    if not held or _blind(memory, sample, threads=False):
-        return None
+    stopped = memory.outside.stopped
+    return [(needed[who], state, at) for who, state, at in stopped if who in needed and sample.t - at >= enough]
+
+
+def _stopped_by(memory: Memory, sample: Sample, held: list[tuple[Process, str, float]]) -> Stuck:
     process, state, at = held[0]
     cause = "stopped by a signal (SIGSTOP, or a terminal's), and SIGCONT may cure it"
     if state == "t":
         cause = "held by a debugger (ptrace stop); letting it go, or SIGCONT, may cure it"
     why = f"{process.title[:80]} ({process.pid}) is in state {state} since {sample.t - at:.0f} s: {cause}"
     return _stuck(memory, sample, "stopped", why, stopped=tuple(p.identity for p, _, _ in held))
+
+
+def _burning(memory: Memory, sample: Sample) -> Verdict | None:
+    """CPU or GPU is burnt for nothing; where a member is stopped meanwhile, that is what the others burn it for."""
+    found = _hot(memory, sample) or _busy(memory, sample)
+    held = _held(memory, sample, WINDOW) if found else []
+    return _stopped_by(memory, sample, held) if held else found
 
 
 def _depended_on(tree: Tree, rules: Rules, root: tuple[int, int] | None) -> tuple[Process, ...]:

@@ -69,14 +69,20 @@ class Agreement:
 
 
 def compare(
-    before: Agreement | None, stacks: tuple[Stack, ...], t: float, kinds: frozenset[int]
+    before: Agreement | None,
+    stacks: tuple[Stack, ...],
+    t: float,
+    kinds: frozenset[int],
+    answering: frozenset[tuple[int, int]] = frozenset(),
 ) -> tuple[Agreement, frozenset[int], bool]:
     """Return the agreement after one more stack sample, the kinds of stacks seen, and whether that is progress.
 
     It is where a member stands as it never stood before. A loop that goes round through a few functions changes
-    its stack for ever, and gets nowhere: as with lines of the log, only a new kind is news.
+    its stack for ever, and gets nowhere: as with lines of the log, only a new kind is news. Where a front end stands
+    that answers our own questions (``answering``) is none.
     """
-    signature = tuple(_signature(stack) for stack in sorted(stacks, key=lambda s: (s.pid, s.started)))
+    told = sorted((s for s in stacks if (s.pid, s.started) not in answering), key=lambda s: (s.pid, s.started))
+    signature = tuple(_signature(stack) for stack in told)
     complete = bool(stacks) and all(_is_seen(stack) for stack in stacks)
     now = frozenset(hash(part) for part in signature)
     fresh = not now <= kinds

@@ -17,7 +17,7 @@ from hangguard.engines.base import Engine
 from hangguard.engines.generic import GENERIC
 from hangguard.errors import BadLaunch
 from hangguard.facts import Launch
-from hangguard.installed import find_installed
+from hangguard.installed import Installed, find_installed
 from hangguard.launching import reading
 from hangguard.launching.config_files import config_of, without_config
 from hangguard.launching.place import Place, place_of_args, place_of_container, place_of_url
@@ -35,12 +35,14 @@ def read_command(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     must_exist: bool = True,
+    reads_files: bool = True,
 ) -> tuple[Launch, Engine]:
     """Return the launch, and the engine that it starts.
 
     ``env`` is the whole environment (``None``: this program's). ``must_exist``: False for what runs already: the
-    program and the directory need not be found then. Raises :class:`BadLaunch` for what cannot be
-    understood, :class:`CommandNotFound` and :class:`CommandNotExecutable` for what cannot be started.
+    program and the directory need not be found then. ``reads_files``: False for what runs among other mounts, where its
+    paths mean files of somebody else: no configuration, model or package is looked at. Raises :class:`BadLaunch`
+    for what cannot be understood, :class:`CommandNotFound` and :class:`CommandNotExecutable` for what cannot be started.
     """
     words = split(command)
     spare = free_port() if any("{port}" in word for word in (*words.argv, url or "")) else None
@@ -53,13 +55,14 @@ def read_command(
     if must_exist:
         check_exists(argv, given, folder)
 
-    seen = _look_at(argv, given, named, folder)
+    seen = _look_at(argv, given, named, folder, reads_files=reads_files)
     place = _place(seen, folder, url=None if url is None else _filled(url, spare), spare=spare)
-    installed = find_installed(seen.engine, argv, variables, folder)
+    installed = find_installed(seen.engine, argv, variables, folder) if reads_files else Installed()
     flags, args = seen.engine.flags, seen.args
     positional = reading.positional_model(seen.engine, seen.own) if seen.recognised else None
     ranks, nodes = reading.ranks_and_nodes(flags, args)
     delegate = _delegate(seen, argv)
+    model = reading.model_path(seen.engine, args, positional) if reads_files and not seen.container else None
     launch = Launch(
         argv=argv,
         env=tuple(sorted(variables.items())),
@@ -73,9 +76,7 @@ def read_command(
         socket_path=place.socket_path,
         model=reading.model_name(seen.engine, args, positional),
         file_args=seen.file_args,
-        task=reading.task_of(
-            seen.engine, args, None if seen.container else reading.model_path(seen.engine, args, positional), folder
-        ),
+        task=reading.task_of(seen.engine, args, model, folder),
         tokenizes=not has_flag(args, *flags.no_tokenizer),
         answers=reading.answers(seen.engine, args),
         api_key=reading.api_key(flags, args, seen.variables),
@@ -110,7 +111,9 @@ class _Seen(NamedTuple):
     """The command behind the wrappers."""
 
 
-def _look_at(argv: tuple[str, ...], given: Mapping[str, str], named: Engine | None, folder: str) -> _Seen:
+def _look_at(
+    argv: tuple[str, ...], given: Mapping[str, str], named: Engine | None, folder: str, *, reads_files: bool
+) -> _Seen:
     unwrapped = unwrap(argv)
     container = read_container(argv)
     behind: Mapping[str, str] = variables_behind(argv, given)
@@ -125,7 +128,7 @@ def _look_at(argv: tuple[str, ...], given: Mapping[str, str], named: Engine | No
     file_args: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     option = known.flags.config
-    if recognised and container is None:
+    if recognised and container is None and reads_files:
         file_args, notes = config_of(own, option, folder)
         own = without_config(own, option)
     elif option is not None and option in own:

@@ -8,14 +8,19 @@ safe loader, which makes plain values only; every engine brings PyYAML, hangguar
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hangguard.errors import BadLaunch
 
 _LARGEST = 1024 * 1024
 _MOST_VALUES = 20_000
 """Values in a whole file, aliases written out: some lines of them can stand for billions."""
+_MOST_ALIASES = 200
+_MOST_PAIRS = 1000
+"""Pairs in one mapping after merges (``<<``), which PyYAML before 6.0.4 multiplies while it reads."""
 
 
 def config_of(args: tuple[str, ...], option: str | None, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -53,9 +58,9 @@ def _options_in(file: Path, option: str) -> Iterator[str]:
             # False is left out: what an engine makes of it (--no-KEY, or nothing) takes an option away.
             yield from (f"--{key}",) if value else ()
         elif isinstance(value, list):
-            yield from (f"--{key}", *map(_text, value)) if value else ()
+            yield from (f"--{key}", *(_text(one, file, option) for one in value)) if value else ()
         else:
-            yield from (f"--{key}", _text(value))
+            yield from (f"--{key}", _text(value, file, option))
 
 
 def _mapping_in(file: Path, option: str) -> dict[object, object]:
@@ -91,12 +96,39 @@ def _parsed(text: str, file: Path, option: str) -> object:
             f"{option} {file} cannot be read: PyYAML is not installed beside hangguard",
             advice="pip install 'hangguard[config]', or give host, port, model and key as options instead",
         ) from None
+
+    class Loader(yaml.SafeLoader):
+        """Stops before a few lines take all memory: what a running server names may be anything."""
+
+        aliases = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.aliases += self.check_event(yaml.AliasEvent)
+            if self.aliases > _MOST_ALIASES:
+                raise yaml.YAMLError("it has too many aliases")
+            return super().compose_node(parent, index)
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            if len(node.value) > _MOST_PAIRS:
+                raise yaml.YAMLError("it stands for too many values")
+
     try:
-        read: object = yaml.safe_load(text)
+        read: object = yaml.load(text, Loader=Loader)  # noqa: S506 - a safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
-        said = " ".join(str(problem).split())
-        raise BadLaunch(f"{option} {file} is no YAML: {said}", advice="Correct the file") from None
+        raise BadLaunch(f"{option} {file} is no YAML: {_said(problem)}", advice="Correct the file") from None
     return read
+
+
+def _said(problem: Exception) -> str:
+    """Return what is wrong and where, without the words of the file that PyYAML cites: one may be a key."""
+    mark = getattr(problem, "problem_mark", None)
+    if isinstance(problem, (ValueError, RecursionError)):
+        return "a value in it cannot be read" if isinstance(problem, ValueError) else "it is nested too deep"
+    if mark is None:
+        return " ".join(str(problem).split())
+    said = re.sub(r"'[^']*'|\"[^\"]*\"", "a word", str(getattr(problem, "problem", "") or "it cannot be read"))
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}"
 
 
 def _count(read: object, file: Path, option: str) -> None:
@@ -113,5 +145,8 @@ def _count(read: object, file: Path, option: str) -> None:
             waiting += value
 
 
-def _text(value: object) -> str:
-    return json.dumps(value, default=str) if isinstance(value, (dict, list)) else str(value)
+def _text(value: object, file: Path, option: str) -> str:
+    try:
+        return json.dumps(value, default=str) if isinstance(value, (dict, list)) else str(value)
+    except (ValueError, TypeError):  # more digits than Python writes; a mapping whose keys are no text
+        raise BadLaunch(f"{option} {file} holds a value that cannot be written", advice="Correct the file") from None

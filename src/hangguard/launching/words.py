@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hangguard.errors import BadLaunch
-from hangguard.wrappers import base_name, unwrap
+from hangguard.wrappers import base_name, unwrap, variables_behind
 
 _OPERATOR = re.compile(r"(?:\d*|&)[<>]+.*|[|&;()]+", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.ASCII | re.DOTALL)
@@ -43,7 +43,8 @@ def without_shell(argv: tuple[str, ...], env: Mapping[str, str]) -> Words | None
     start = unwrap(argv).start
     if start + 2 >= len(argv) or base_name(argv[start]) not in _PLAIN_SHELLS:
         return None
-    reads_first = any(name in {"BASH_ENV", "ENV"} or name.startswith("BASH_FUNC_") for name in env)
+    behind = variables_behind(argv, env)
+    reads_first = any(name in {"BASH_ENV", "ENV"} or name.startswith("BASH_FUNC_") for name in behind)
     if not re.fullmatch(r"-[eux]*c", argv[start + 1]) or len(argv) != start + 3 or reads_first:
         return None
     inside = _simple_command(argv[start + 2])
@@ -76,7 +77,12 @@ def _simple_command(text: str) -> tuple[str, ...] | None:
         return None
     if words[:1] == ["exec"]:
         words = words[1:]
-    if words and _ASSIGNMENT.fullmatch(words[0]):
+    if words[:1] == ["time"]:  # a word of the shell's own, and no program
+        return None
+    settings = next((n for n, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
+    if settings:
+        if words[settings : settings + 1] and words[settings].startswith("-"):  # env would take it for an option
+            return None
         words = ["env", *words]
     return tuple(words) or None
 

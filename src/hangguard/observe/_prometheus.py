@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from hangguard.facts import Metric, Serving
 
 _LINE = re.compile(r'(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(?P<value>\S+)')
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 _REPLICAS = frozenset({"tp_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank", "moe_ep_rank", "pid"})
 """Labels of ranks that work on the same requests: SGLang's --enable-metrics-for-all-schedulers has a line for each."""
@@ -67,4 +67,5 @@ def _values(metric: Metric, lines: list[tuple[dict[str, str], float]]) -> list[f
 
 
 def _sum(values: list[float] | None) -> int | None:
-    return None if values is None else int(sum(values))
+    total = math.inf if values is None else sum(values)
+    return int(total) if math.isfinite(total) else None

@@ -31,7 +31,7 @@ def read_json(text: str) -> tuple[Communicator, ...]:
     try:
         document, _end = json.JSONDecoder().raw_decode(_NO_COMMA.sub(r"\1,\2", text).lstrip())
         told = [_of_json(entry) for entry in document["communicators"]]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
         raise UnreadableError(f"{type(problem).__name__}: {problem}") from problem
     return tuple(communicator for communicator in told if communicator.size > 0)  # 0: still being made
 
@@ -119,9 +119,11 @@ def read_text(text: str) -> tuple[Communicator, ...]:
 
 
 def _of_groups(groups: Iterable[re.Match[str]], details: dict[tuple[int, int], _Reading]) -> Iterator[Communicator]:
+    told = 0
     for group in groups:
         number, how_many, size, status = int(group[1]), int(group[2]), int(group[3]), group[4]
-        if size > _MOST_RANKS or how_many > _MOST_RANKS:
+        told += how_many
+        if size > _MOST_RANKS or told > _MOST_RANKS:
             raise UnreadableError(f"a communicator of {size} ranks")
         for index in range(how_many):
             reading = details.get((number, index))

@@ -13,6 +13,9 @@ from hangguard.facts import Launch
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 """``organisation/name`` of a model hub."""
 
+TEMP = "/tmp"  # noqa: S108 - a name only
+"""Where temporary files lie unless a launch says so. ``tempfile.gettempdir()`` would make a file there to try it."""
+
 _NOT_IN_NAMES = re.compile(r'[\\/:*?"<>|]')
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from hangguard.facts import NOT_ASKED, Ask, Growth, Unseen
-from hangguard.observe.folders import Folder, cache_folders, download_folders
+from hangguard.observe.folders import TEMP, Folder, cache_folders, download_folders
 from hangguard.observe.lane import Lane
 from hangguard.observe.target import Target, why_unseen
 
@@ -177,7 +176,7 @@ def _downloads(target: Target) -> tuple[Folder, ...]:
 
 def _caches(target: Target) -> tuple[Folder, ...]:
     home = os.path.expanduser("~")  # noqa: PTH111
-    return cache_folders(target.launch, home=home, user=_user(), temp=tempfile.gettempdir())
+    return cache_folders(target.launch, home=home, user=_user(), temp=TEMP)
 
 
 def _user() -> str:

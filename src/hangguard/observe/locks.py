@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -23,7 +22,7 @@ from hangguard.observe._kernel_locks import (
     waits_for_a_lock,
 )
 from hangguard.observe._presence_locks import build_folders, find_builders, find_presence_locks
-from hangguard.observe.folders import cache_folders, download_folders
+from hangguard.observe.folders import TEMP, cache_folders, download_folders
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import read_title
 from hangguard.observe.target import Shared, Target, why_unseen
@@ -107,7 +106,7 @@ class LocksProbe:
                 continue
 
     def _folders(self) -> tuple[tuple[str, ...], str]:
-        home, temp = os.path.expanduser("~"), tempfile.gettempdir()  # noqa: PTH111
+        home, temp = os.path.expanduser("~"), TEMP  # noqa: PTH111
         folders = [*cache_folders(self._launch, home=home, user="", temp=temp)]
         folders += download_folders(self._launch, home=home)
         wanted = self._launch.environment().get("TMPDIR") or temp

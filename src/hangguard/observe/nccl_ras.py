@@ -17,7 +17,7 @@ import anyio
 
 from hangguard.facts import NOT_ASKED, Ask, Communicator, Process, Unseen
 from hangguard.observe._nccl_members import answers_here, names_of, version_of_nccl
-from hangguard.observe._ras_answer import UnreadableError, read_json, read_text
+from hangguard.observe._ras_answer import read_json, read_text
 from hangguard.observe.lane import Lane
 from hangguard.observe.target import Shared, Target
 
@@ -93,7 +93,7 @@ class CommunicatorsProbe:
                 return answer
             try:
                 told = read_json(answer.text) if answer.text.startswith("{") else read_text(answer.text)
-            except UnreadableError as unreadable:
+            except ValueError as unreadable:  # no form that is known, or a number that Python does not read
                 problem = Unseen(f"the answer of NCCL cannot be read: {unreadable}")
                 continue
             names = await self._lane.ask(lambda: names_of(self._proc, members), within=_HELLO_WITHIN)

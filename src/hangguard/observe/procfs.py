@@ -11,6 +11,7 @@ import os
 from typing import NamedTuple
 
 from hangguard.facts import Unseen
+from hangguard.redact import redact_argv
 
 TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -115,12 +116,15 @@ def read_io(proc: str, pid: int) -> dict[bytes, int]:
 
 
 def read_title(pid: int, proc: str = "/proc") -> str:
-    """Return the command line, empty where there is none. Can block: it takes the memory-map lock."""
+    """Return the command line, empty where there is none. Can block: it takes the memory-map lock.
+
+    Secrets are out already: here it is still known where one word ends, and ``--api-key`` takes several.
+    """
     try:
         text = read_bytes(f"{proc}/{pid}/cmdline", _TITLE_BYTES)
     except OSError:
         return ""
-    return text.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace").strip()
+    return " ".join(redact_argv(text.rstrip(b"\0").decode(errors="replace").split("\0"))).strip()
 
 
 def exit_code_of_zombie(stat: Stat) -> int | None:

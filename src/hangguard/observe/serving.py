@@ -211,7 +211,7 @@ def _reader_of_loads(route: LoadRoute) -> Callable[[bytes, float], Serving | Uns
                 running = sum(int(entry[route.running]) for entry in entries)
             else:
                 running = sum(int(entry[str(route.total)]) for entry in entries) - waiting
-        except (ValueError, LookupError, TypeError, RecursionError) as problem:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as problem:
             return Unseen(f"GET {route.path} is not understood: {problem!r}")
         # A snapshot that nobody has written yet: SGLang answers with an empty list.
         return Serving(running=running, waiting=waiting, at=at) if entries else Unseen(f"GET {route.path} is empty")

@@ -81,7 +81,9 @@ def find_py_spy(folders: tuple[str, ...] | None = None, path: str | None = None)
     for folder in filter(None, folders):
         if found := shutil.which("py-spy", path=folder):
             return found
-    return shutil.which("py-spy", path=path)
+    whole = os.environ.get("PATH", os.defpath) if path is None else path
+    # Not the current directory, nor one below it: a program that lies there may be anybody's.
+    return shutil.which("py-spy", path=os.pathsep.join(filter(os.path.isabs, whole.split(os.pathsep))))
 
 
 class _Look:

@@ -13,6 +13,7 @@ this in a thread that can be left behind.
 from __future__ import annotations
 
 import os
+import struct
 import time
 
 from .image import find_symbols
@@ -53,6 +54,8 @@ def read_threads(pid: int, started: int, *, within: float) -> dict[str, Any]:
         return _unseen("its memory may not be read: another user's, or ptrace is restricted here")
     except OSError as problem:
         return _unseen(f"its memory cannot be read: {problem.strerror}")
+    except (struct.error, LookupError, ValueError):  # offsets and sizes are the process's own word
+        return _unseen("what its memory holds is no interpreter that is known")
     # What was read is of the process that was opened, but it may have ended, or become another program, meanwhile.
     return found if start_time(pid) == started else _unseen(ENDED)
 

@@ -6,10 +6,9 @@ to be opened. Elf64 little endian, with a GNU hash table, as every toolchain wri
 
 from __future__ import annotations
 
-import os
 import struct
 
-from .memory import Memory, Torn
+from .memory import Memory, Torn, has_interpreter
 
 NAMES = ("_PyRuntime", "Py_Version", "PyCode_Type", "PyUnicode_Type", "PyBytes_Type")
 """Exported by every CPython, in libpython or in the program (Py_Version: from 3.11 on)."""
@@ -38,16 +37,8 @@ def find_symbols(memory: Memory) -> dict[str, int] | None:
 
 def _images(memory: Memory) -> list[int]:
     """Return where the program and every libpython begin, in that order."""
-    try:
-        program = os.readlink(f"/proc/{memory.pid}/exe")  # noqa: PTH115
-    except OSError:
-        program = ""
-    starts = [(m.path != program, m.start) for m in memory.mappings if m.offset == 0 and _may_have(m.path, program)]
-    return [start for _, start in sorted(starts)]
-
-
-def _may_have(path: str, program: str) -> bool:
-    return bool(path) and (path == program or path.rpartition("/")[2].startswith("libpython"))
+    found = [m for m in memory.mappings if m.offset == 0 and has_interpreter(m.path, memory.program)]
+    return [m.start for m in sorted(found, key=lambda m: (m.path != memory.program, m.start))]
 
 
 class _Image:

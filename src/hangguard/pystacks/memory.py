@@ -48,8 +48,10 @@ class Mapping:
 class Memory:
     """Reads addresses that hold ordinary memory, and refuses all others.
 
-    Not mappings of devices: ``/proc/PID/mem`` reads those through the driver (``vm_operations_struct.access``), and a
-    pointer that was torn could then touch a GPU's registers, or fetch a page of its managed memory.
+    Of files only the program and libpython: an interpreter has nothing of its own in others, and a file of FUSE's may
+    never answer. Not mappings of devices, wherever their nodes lie: ``/proc/PID/mem`` reads those through the driver
+    (``vm_operations_struct.access``), and a pointer that was torn could then touch a GPU's registers, or fetch a page
+    of its managed memory.
     """
 
     def __init__(self, pid: int, *, ends_at: float) -> None:
@@ -74,10 +76,14 @@ class Memory:
     def look_again(self) -> None:
         """Learn the mappings: a new thread's frames may lie in one that was not there before."""
         self.mappings = _read_mappings(self.pid)
+        try:
+            self.program = os.readlink(f"/proc/{self.pid}/exe")  # noqa: PTH115 - nothing is opened
+        except OSError:
+            self.program = ""
         self._starts: list[int] = []
         self._ends: list[int] = []
         for mapping in self.mappings:
-            if not _is_ordinary(mapping.path):
+            if not _is_ordinary(mapping.path, self.program):
                 continue
             if self._ends and self._ends[-1] == mapping.start:
                 self._ends[-1] = mapping.end
@@ -118,10 +124,16 @@ class Memory:
             raise Torn(f"0x{address:x} is no memory of it")
         return self._starts[place], self._ends[place]
 
+    def check_time(self) -> None:
+        """Raise :class:`Unreadable` when the time is over."""
+        if time.monotonic() >= self._ends_at:
+            raise Unreadable("its memory could not be read in time")
+
     def _fetch(self, address: int, size: int) -> bytes:
         self._left -= size
-        if self._left < 0 or time.monotonic() >= self._ends_at:
-            raise Unreadable("its memory could not be read in time" if self._left >= 0 else "it has too much to read")
+        if self._left < 0:
+            raise Unreadable("it has too much to read")
+        self.check_time()
         try:
             found = os.pread(self._file, size, address)
         except OSError as problem:  # EIO: unmapped meanwhile
@@ -133,11 +145,16 @@ class Memory:
         return found
 
 
-def _is_ordinary(path: str) -> bool:
-    """Whether a mapping is memory, by what stands behind it: nothing, the heap, a stack, a file that is no device."""
-    if path.startswith("/"):
-        return not path.startswith(("/dev/", "/memfd:", "/SYSV", "/anon_hugepage", "/[aio]"))
-    return not path or path == "[heap]" or path.startswith(("[stack", "[anon:"))
+def has_interpreter(path: str, program: str) -> bool:
+    """Tell whether a file may have the interpreter in it: the program that runs, and every libpython."""
+    is_file = path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/"))
+    return is_file and (path == program or path.rpartition("/")[2].startswith("libpython"))
+
+
+def _is_ordinary(path: str, program: str) -> bool:
+    """Whether a mapping is memory, by what stands behind it: nothing, the heap, a stack, the interpreter's files."""
+    is_anonymous = not path or path == "[heap]" or path.startswith(("[stack", "[anon:"))
+    return is_anonymous or has_interpreter(path, program)
 
 
 def _read_mappings(pid: int) -> list[Mapping]:

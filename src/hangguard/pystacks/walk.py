@@ -173,6 +173,7 @@ class Walk:
 
     def _frame(self, _address: int, address_of_code: int, instruction: int, line: int) -> list[Any]:
         code = self._code(address_of_code)
+        self._memory.check_time()  # what is known already is not fetched again, and a long table takes long
         if not line:
             offset = instruction - code.instructions
             line = line_of(code.lines, code.first_line, offset, version=self._layout.version)

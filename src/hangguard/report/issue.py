@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from hangguard.changes import as_shell
 from hangguard.facts import Gpu, Host, Sample, Suspect, Unseen
+from hangguard.redact import clean_text
 from hangguard.report.share import without_prompts
 from hangguard.report.text import headline, how_long, lines_of, stack_lines
 from hangguard.supervision.look import Look
@@ -29,7 +30,7 @@ _GIB = 1024**3
 
 def issue_for(look: Look, tracker: str) -> str:
     """Return the filled form of a tracker (``"vllm"`` or ``"sglang"``), under :data:`LONGEST` characters."""
-    return _FORMS[tracker](look)[:LONGEST]
+    return "\n".join(map(clean_text, _FORMS[tracker](look).split("\n")))[:LONGEST]
 
 
 def _vllm(look: Look) -> str:
@@ -65,7 +66,7 @@ def _sglang(look: Look) -> str:
         *_evidence(look),
         "### Reproduction",
         _fenced(_command(look), "sh"),
-        f"Model: `{look.server.launch.model or 'not known'}`",
+        f"Model: `{clean_text(look.server.launch.model or 'not known').replace('`', '')}`",
         "### Environment",
         "Read from files and the kernel by hangguard. **Add the output of `python3 -m sglang.check_env`**, which was "
         "not run: issues without it are closed.",
@@ -90,7 +91,7 @@ def _title(look: Look) -> str:
 
 
 def _story(look: Look) -> Iterable[str]:
-    yield f"{headline(look)}: {how_long(look)}. {look.verdict.why}".strip()
+    yield clean_text(f"{headline(look)}: {how_long(look)}. {look.verdict.why}").strip()  # a title may hold line breaks
     for heading in ("Suspects", "Supported", "Ruled out", "Could not be seen"):
         found = _of_section(look, heading)
         if found:
@@ -112,7 +113,7 @@ def _evidence(look: Look) -> Iterable[str]:
     log = "\n".join(without_prompts(line)[:_LONGEST_LINE] for line in look.log_tail)
     if log:
         yield "The end of the log:\n\n" + _fenced(_end_of(log, _ROOM_FOR_LOG))
-    stacks = list(stack_lines(look.stacks, frames=60, first=_suspects(look), whole=True))
+    stacks = [clean_text(line) for line in stack_lines(look.stacks, frames=60, first=_suspects(look), whole=True)]
     if stacks:
         room = LONGEST - _ROOM_FOR_LOG - _ROOM_FOR_REST
         text = _start_of("\n".join(stacks), room)

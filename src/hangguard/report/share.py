@@ -33,7 +33,7 @@ _HARDWARE = re.compile(
 _URL_HOST = re.compile(
     r"(?P<scheme>\b[a-z][a-z0-9+.-]{1,15}://)(?P<user>[^/\s@'\"]*@)?(?P<host>\[[^\]]*\]|[^\s/:'\",)\]]+)"
 )
-_MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
 _PATH = re.compile(r"(?<![\w.<>)/-])~?/(?:[^\s/:;,'\"()\[\]<>|=]+/)*[^\s/:;,'\"()\[\]<>|=]*")
 _PACKAGES = re.compile(r".*/(?P<rest>(?:site-packages|dist-packages)/.*|python3\.\d+/[\w./-]+\.py)")
 _TRACKERS = ("github.com/sgl-project/", "github.com/vllm-project/", "docs.vllm.ai/")

@@ -35,6 +35,7 @@ from hangguard.facts import (
 )
 from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start, step
 from hangguard.judge.assess import FAREWELL
+from hangguard.judge.ranks import by_nccl
 from hangguard.observe import Target
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
@@ -288,6 +289,7 @@ class RunningAttempt:
         self.samples.append(without_bulk(look))
         memory = step(self.memory, look)
         if self.settled is not None:
+            self.settled = by_nccl(self.settled, look.communicators)
             self.diagnosis = self._without_secrets(diagnose_memory(replace(memory, verdict=self.settled)))
 
     async def _hear_last_words(self) -> None:

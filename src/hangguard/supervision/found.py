@@ -14,6 +14,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hangguard.engines import ENGINES
 from hangguard.engines.base import Engine
@@ -27,7 +28,7 @@ from hangguard.observe.ports import who_listens
 from hangguard.observe.procfs import Stat
 from hangguard.observe.rights import Rights, rights_of
 from hangguard.supervision.machine import MOST_SERVERS, READ_WITHIN, SCAN_WITHIN, Scan, in_time, scan_machine
-from hangguard.supervision.places import here, is_here, place_of
+from hangguard.supervision.places import here, is_here, on_loopback, place_of
 
 Identity = tuple[int, int]
 
@@ -97,7 +98,7 @@ async def read_server(
         title=scan.title(pid),
         processes=len(scan.below(pid)),
         age_seconds=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started * procfs.TICK),
-        launch=launch if isinstance(local, Unseen) else local,
+        launch=on_loopback(launch) if isinstance(local, Unseen) else local,
         versions=versions,
         notes=(*notes, *launch.notes),
         engine=known,
@@ -118,11 +119,11 @@ def _read(
         folder = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115 - it is only compared and joined
     except OSError as problem:
         notes.append(f"its environment and working directory cannot be read ({problem.strerror})")
-    launch, known, note = _launch(argv, env, folder, engine, url)
+    is_elsewhere = _is_elsewhere(pid)
+    launch, known, note = _launch(argv, env, folder, engine, url, reads_files=not is_elsewhere)
     notes += [note] if note else []
     versions: tuple[tuple[str, str], ...] = ()
-    if _is_elsewhere(pid):
-        launch = replace(launch, version=None, options=None)
+    if is_elsewhere:
         notes.append(_OTHERS_FILES)
     elif known.distributions:
         versions = versions_beside(known, argv, env, folder, PACKAGES)
@@ -132,14 +133,21 @@ def _read(
 
 
 def _launch(
-    argv: tuple[str, ...], env: dict[str, str], folder: str, engine: str | Engine | None, url: str | None
+    argv: tuple[str, ...],
+    env: dict[str, str],
+    folder: str,
+    engine: str | Engine | None,
+    url: str | None,
+    *,
+    reads_files: bool,
 ) -> tuple[Launch, Engine, str]:
+    read = partial(read_command, argv, engine=engine, env=env, cwd=folder, must_exist=False, reads_files=reads_files)
     try:
-        return (*read_command(argv, engine=engine, url=url, env=env, cwd=folder, must_exist=False), "")
+        return (*read(url=url), "")
     except (BadLaunch, OSError) as problem:
         note = f"where it answers is not known: {problem.problem if isinstance(problem, BadLaunch) else problem}"
     try:
-        launch, known = read_command(argv, engine=engine, url=_NO_PLACE, env=env, cwd=folder, must_exist=False)
+        launch, known = read(url=_NO_PLACE)
     except (BadLaunch, OSError):
         return _bare(argv, engine, url), _engine(engine), note
     return replace(launch, url="", host="", port=0), known, note

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from hangguard.errors import BadLaunch
 from hangguard.facts import Launch
 
+LOOPBACK = "127.0.0.1"
+
 
 def place_of(url: str) -> tuple[str, str, int]:
     """Return base URL, host and port. Raises :class:`BadLaunch` for what is none."""
@@ -31,15 +33,20 @@ def place_of(url: str) -> tuple[str, str, int]:
 
 def is_here(host: str) -> bool:
     """Tell whether an address is this machine's. Blocks: a name is looked up."""
-    with suppress(ValueError):
-        return _is_own(ipaddress.ip_address(host.strip("[]")))
-    if host in {"localhost", "localhost.localdomain"}:
-        return True
+    return host in {"localhost", "localhost.localdomain"} or _own_address(host) is not None
+
+
+def _own_address(host: str) -> str | None:
+    """Return the first address of this machine that an address or a name stands for. Blocks."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(_is_own(ipaddress.ip_address(str(entry[4][0]).partition("%")[0])) for entry in found)
+        found = [str(ipaddress.ip_address(host.strip("[]")))]
+    except ValueError:
+        try:
+            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):  # UnicodeError: no name that could be looked up
+            return None
+        found = [str(entry[4][0]).partition("%")[0] for entry in entries]
+    return next((address for address in found if _is_own(ipaddress.ip_address(address))), None)
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -54,8 +61,22 @@ def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def here(launch: Launch) -> Launch:
-    """A process of this machine is asked on this machine, whatever address its words name: they may be a trap."""
-    if not launch.port or is_here(launch.host):
+    """A process of this machine is asked on this machine, whatever address its words name: they may be a trap.
+
+    A name is looked up here only, and asked by its address: the next look-up could say something else. Blocks.
+    """
+    if not launch.port or launch.host == "localhost":
         return launch
-    scheme = launch.url.partition("://")[0]
-    return replace(launch, url=f"{scheme}://127.0.0.1:{launch.port}", host="127.0.0.1")
+    address = _own_address(launch.host)
+    return launch if address == launch.host else _at(launch, address or LOOPBACK)
+
+
+def on_loopback(launch: Launch) -> Launch:
+    """The same where nothing may be looked up, or could be in time."""
+    return _at(launch, LOOPBACK) if launch.port and launch.host not in {"localhost", "::1"} else launch
+
+
+def _at(launch: Launch, address: str) -> Launch:
+    parts = urlsplit(launch.url)
+    shown = f"[{address}]" if ":" in address else address
+    return replace(launch, url=f"{parts.scheme}://{shown}:{launch.port}{parts.path}", host=address)

@@ -25,7 +25,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """A program that is ended while it uses NVLink multicast can take the whole fabric with it."""
-READING, MULTIPLYING = 4.0, 2.0
+PR_SET_NAME = 15  # linux/prctl.h
+READING, MULTIPLYING = 4.0, 3.0
 """Seconds of the load: for the host alone, which shows what an idle context draws, then on the GPU."""
 ROUNDS = 20
 
@@ -62,6 +63,7 @@ class FrontEnd:
         for number, rank in enumerate(self.ranks):
             if rank.stdout.readline() != "ready\n":
                 say(f"rank {number} has ended before it was ready")
+                never()  # as engines of which nobody asks whether their workers live
 
     def serve(self):
         while True:
@@ -137,7 +139,7 @@ class Rank:
         ranks, first = self.options.ranks, self.number == 0
         store = self.dist.TCPStore("127.0.0.1", self.options.store, ranks, is_master=first)
         if self.fault == "late":
-            self.never()
+            never()
         how = {"backend": "nccl", "device_id": self.device} if self.on_gpu else {"backend": "gloo"}
         self.dist.init_process_group(store=store, rank=self.number, world_size=ranks, **how)
         self.say("Init torch distributed ends. elapsed=1.0 s")
@@ -151,6 +153,7 @@ class Rank:
             time.sleep(0.02)
         side = 8192 if self.on_gpu else 256
         a = self.torch.randn(side, side, device=self.device)
+        a = a.bfloat16() if self.on_gpu else a
         for part in range(1, 5):
             until = time.monotonic() + MULTIPLYING / 4
             while time.monotonic() < until:
@@ -164,7 +167,7 @@ class Rank:
         self.say("Warm-up begin.")
         for n in range(ROUNDS):
             if n == ROUNDS // 2 and self.fault == "absent":
-                self.never()
+                never()
             if n == ROUNDS // 2 and self.fault == "spin":
                 self.spin()
             self.reduce_together()
@@ -207,11 +210,6 @@ class Rank:
         if self.on_gpu:
             self.torch.cuda.synchronize()
 
-    def never(self):
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
-
     def spin(self):
         """A kernel that waits for a flag which nobody sets."""
         import cupy
@@ -221,6 +219,12 @@ class Rank:
         with cupy.cuda.Device(self.number), cupy.cuda.ExternalStream(self.torch.cuda.current_stream().cuda_stream):
             cupy.RawKernel(source, "spin")((1,), (32,), (cupy.asarray(flag),))
         self.synchronize()
+
+
+def never():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 def receive():
@@ -241,7 +245,11 @@ def deadlock():
 
 
 def retitle(title):
-    """The kernel reads /proc/PID/cmdline from this memory; fields 48 and 49 of /proc/PID/stat, proc(5)."""
+    """The kernel reads /proc/PID/cmdline from this memory; fields 48 and 49 of /proc/PID/stat, proc(5).
+
+    The short name changes too, as with setproctitle, which every engine uses.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_NAME, title.encode()[:15], 0, 0, 0)
     with open("/proc/self/stat") as file:
         start, end = map(int, file.read().rpartition(")")[2].split()[45:47])
     ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -2,9 +2,9 @@
 
 usage: states_disk.py FOLDER MEGABYTES. Mounts itself over FOLDER and says ``mounted``. After so many megabytes it
 answers no reading any more, says ``silent``, and answers all of it when a line comes on stdin. Who waits for
-``weights``, which goes through the page cache unless it is opened during the silence, is in state D, who waits for
-``direct`` is in state S. It ends with stdin; a reading that is open then fails, so nothing stays behind in the kernel.
-(The protocol: include/uapi/linux/fuse.h, 7.31.)
+``weights``, which goes through the page cache for the first who opens it, is in state D, who waits for ``direct`` is in
+state S. It ends with stdin; a reading that is open then fails, so nothing stays behind in the kernel. (The protocol:
+include/uapi/linux/fuse.h, 7.31.)
 """
 
 import ctypes
@@ -27,7 +27,7 @@ device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
 
 
 class Answers:
-    waiting, given, are_due = [], 0, True
+    waiting, given, are_due, weights_are_open = [], 0, True, False
 
 
 def attributes(node):
@@ -54,7 +54,8 @@ def answer(operation, unique, node, body):
     elif operation == GETATTR:
         reply(unique, struct.pack("<QII", 60, 0, 0) + attributes(node))
     elif operation == OPEN:
-        is_direct = not Answers.are_due or node == NODES[b"direct"]
+        is_direct = Answers.weights_are_open or node == NODES[b"direct"]
+        Answers.weights_are_open |= node == NODES[b"weights"]
         reply(unique, struct.pack("<QII", 1, DIRECT_IO | KEEP_CACHE if is_direct else 0, 0))
     elif operation == READ:
         (size,) = struct.unpack_from("<I", body, 16)

@@ -1,8 +1,8 @@
-"""Ends in one way. usage: states_end.py descriptors|shm|finishes|port|waits|grows|kills-itself …
+"""Ends in one way. usage: states_end.py descriptors|shm|cut-short|finishes|port|waits|grows|kills-itself …
 
-descriptors: has none left. shm: maps more of /dev/shm than there is. port PORT: one that is taken. waits: until it is
-sent away. grows TASKS GO, kills-itself TASKS GO: moves into a control group, waits for the file GO, then takes memory
-for ever, or ends as if it were killed for that.
+descriptors: has none left. shm: maps more of /dev/shm than there is. cut-short: reads a mapped file that has become
+shorter. port PORT: one that is taken. waits: until it is sent away. grows TASKS GO, kills-itself TASKS GO: moves into a
+control group, waits for the file GO, then takes memory for ever, or ends as if it were killed for that.
 """
 
 import mmap
@@ -25,6 +25,12 @@ elif how == "shm":
         with mmap.mmap(block.fileno(), 64 << 20) as mapped:
             for page in range(0, 64 << 20, mmap.PAGESIZE):
                 mapped[page] = 1
+elif how == "cut-short":
+    with open("/dev/shm/hangguard-test-states", "w+b") as block:
+        block.truncate(1 << 20)
+        with mmap.mmap(block.fileno(), 1 << 20) as mapped:
+            block.truncate(0)
+            mapped[0] = 1
 elif how == "port":
     socket.create_server(("127.0.0.1", int(given[0])))
 elif how == "waits":

@@ -23,7 +23,9 @@ if child == 0:
     with open(path, "rb") as weights:
         weights.read(1)
     os._exit(0)
-while state_of(child) != "D":
+looks = 0
+while looks < 50:  # in a row: it may be in state D for a moment on its way
+    looks = looks + 1 if state_of(child) == "D" else 0
     time.sleep(0.01)
 print("maps the weights", flush=True)
 with open(path, "rb") as weights:
