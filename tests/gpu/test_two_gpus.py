@@ -72,22 +72,23 @@ def must_be_found(story, ranks):
     assert story.attempt.verdict.still_for < FOUND_WITHIN[story.attempt.verdict.verdict]
 
 
+@pytest.fixture
+def neighbour():
+    process = subprocess.Popen(
+        [sys.executable, str(BYSTANDER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "up\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
 class TestBesideANeighbour:
     """A program of somebody else's holds memory on the first board, and works on after each of our stops."""
-
-    @pytest.fixture(scope="class")
-    def neighbour(self):
-        process = subprocess.Popen(
-            [sys.executable, str(BYSTANDER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdout.readline() == "up\n"
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
 
     @staticmethod
     def works(process):

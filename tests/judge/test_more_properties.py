@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from making import BUSY, MIB, Story, first, gpu, rules, seen, watch
 from recorded import agreeing, mark, rules_of, timeline
@@ -60,6 +60,7 @@ def test_with_progress_by_any_one_source_it_is_never_a_hang(made, progress, plac
 
 
 @FEW
+@example([(23, 5)], PLACES[1], 8)
 @given(stretches, places, st.integers(0, 80))
 def test_a_second_that_was_not_watched_long_enough_is_no_stillness(made, place, at):
     """A hole longer than the watcher's own bound begins the stretch anew: a window is needed after it."""

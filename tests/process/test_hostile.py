@@ -14,6 +14,7 @@ from looked_at import python, started
 from test_stacks import DEADLOCK, running
 
 from hangguard import BadLaunch, diagnose, pystacks
+from hangguard.cli.diagnose import _print_table
 from hangguard.engines import SGLANG, VLLM
 from hangguard.engines.counters import load_routes_for, metrics_for
 from hangguard.facts import Unseen
@@ -29,6 +30,7 @@ from hangguard.redact import secrets_of
 from hangguard.report.issue import TRACKERS, issue_for
 from hangguard.report.share import Placeholders
 from hangguard.supervision import places
+from hangguard.supervision.found import FoundServer
 from hangguard.supervision.places import here, on_loopback
 
 QUICKLY = 5.0
@@ -275,3 +277,18 @@ def test_a_process_that_lies_about_its_interpreter_is_told_as_unseen_and_never_r
             monkeypatch.setattr(pystacks, "layout_of", lambda _memory, _symbols, lying=lying: lying)
             answer = read_threads(process.pid, started, within=2.0)
             assert ("threads" in answer) != ("unseen" in answer)
+
+
+# --------------------------------------------------------------------------------------- the list of servers
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_pid_in_the_list_is_whole_whatever_stands_beside_it(monkeypatch, capsys, is_terminal):
+    """A pid that is cut short is another process's."""
+    launch, _ = read_command(["vllm", "serve", "/models/" + "long/" * 60], env={}, cwd="/", must_exist=False)
+    servers = tuple(FoundServer(pid=4194300 + n, started=1, user="u" * 20, launch=launch) for n in range(2))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    _print_table(servers, None)
+    words = capsys.readouterr().out.split()
+    assert {"4194300", "4194301"} <= set(words)

@@ -28,7 +28,7 @@ async def test_locks_that_nobody_lets_go_are_a_hang_and_long_gaps_between_steps_
             assert suspect.pid == seen[name].members[-1]  # the worker, where there is one
             assert any("states_deadlock.py" in frame for frame in suspect.at)
         for name in ("trickle", "steps"):
-            await seen[name].goes_on_for(22.0)
+            await seen[name].goes_on_for(20.0)
             assert not seen[name].classes & FAILURES
 
 
@@ -75,6 +75,6 @@ async def test_a_first_thread_that_ended_is_no_death_and_a_parent_in_vfork_waits
     async with watching_all(tmp_path, limits=USUAL, leader=[*tree, "leader-exits"], vfork=[*tree, "vfork"]) as seen:
         unclear = await seen["vfork"].until("unclear")
         assert "a wait in vfork for a child" in unclear.why
-        await seen["leader"].goes_on_for(22.0)
+        await seen["leader"].goes_on_for(16.0)
         assert not seen["vfork"].others("moving", "unclear")
         assert not seen["leader"].others("moving", "unclear")

@@ -28,6 +28,8 @@ from hangguard.supervision.found import FoundServer, find_servers
 from hangguard.supervision.look import Look
 
 WIDEST = 120
+WIDEST_IN_A_FILE = 4000
+"""Of a line that a program reads: nothing of a table is cut for want of room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,14 +155,16 @@ def _candidate(server: FoundServer) -> dict[str, Any]:
 def _print_table(servers: tuple[FoundServer, ...], places: Placeholders | None) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for heading in ("pid", "user", "engine", "model", "answers at", "up for", "processes"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading in {"pid", "processes"} else "left")
+        # A pid that is cut short is another process's: only what stands beside it is broken over lines.
+        is_number = heading in {"pid", "processes"}
+        table.add_column(heading, no_wrap=is_number, overflow="fold", justify="right" if is_number else "left")
     for server in servers:
         launch = server.launch
         engine = f"{launch.engine} {launch.version or ''}".strip()
         words = [server.user, engine, launch.model or "-", launch.url or "not known", duration(server.age_seconds)]
         shown = [places.text(word) if places else clean_text(redact(word)) for word in words]
         table.add_row(str(server.pid), *shown, str(server.processes))
-    Console(highlight=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    Console(highlight=False, width=None if sys.stdout.isatty() else WIDEST_IN_A_FILE).print(table)
 
 
 def _print_json(document: Any) -> None:

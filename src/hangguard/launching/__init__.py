@@ -41,8 +41,10 @@ def read_command(
 
     ``env`` is the whole environment (``None``: this program's). ``must_exist``: False for what runs already: the
     program and the directory need not be found then. ``reads_files``: False for what runs among other mounts, where its
-    paths mean files of somebody else: no configuration, model or package is looked at. Raises :class:`BadLaunch`
-    for what cannot be understood, :class:`CommandNotFound` and :class:`CommandNotExecutable` for what cannot be started.
+    paths mean files of somebody else: no configuration, model or package is looked at.
+
+    Raises :class:`BadLaunch` for what cannot be understood, :class:`CommandNotFound` and
+    :class:`CommandNotExecutable` for what cannot be started.
     """
     words = split(command)
     spare = free_port() if any("{port}" in word for word in (*words.argv, url or "")) else None
