@@ -5,11 +5,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from ranked import FAULTS, RANKED
 
 from hangguard.facts import Launch
 from hangguard.judge import rules_for, start, step
 from hangguard.testing.recordings import read_samples
+from ranked import FAULTS, RANKED
 
 DATA = Path(__file__).parent / "data"
 ROWS = {row["scenario"]: row for row in map(json.loads, (DATA / "h200x2-rows.jsonl").read_text().splitlines())}

@@ -22,6 +22,7 @@ from hangguard.facts import (
     Waiting,
 )
 from hangguard.judge import Memory, permitted
+from hangguard.judge.serving import SILENT_WITHOUT_GPUS
 from hangguard.supervision.found import FoundServer
 from hangguard.supervision.look import Look, Missing
 
@@ -33,6 +34,8 @@ _HELPS = {
     "port": "--url http://HOST:PORT",
     "stacks": "pip install 'hangguard[stacks]' beside hangguard",
 }
+LONG_LOOK = 30.0
+"""Seconds of a look after which a longer one of the same kind would tell nothing more."""
 _FIND_OUT = ("or let hangguard find out: hangguard run -- COMMAND",)
 _PERMISSION = "sudo hangguard diagnose; in a container start it with --cap-add SYS_PTRACE"
 
@@ -105,7 +108,7 @@ def advice_for(look: Look, memory: Memory) -> tuple[str, ...]:
                 "send one small request of your own",
             )
         case Unclear() if verdict.kind == "serving":
-            return ("look longer, and ask it for a few tokens: hangguard diagnose --within 40 --canary", *_wanted(look))
+            return (_look_longer(look, memory), *_wanted(look))
         case Unclear():
             return ("look again in a minute: the same picture twice says more", *_wanted(look))
         case Moving():
@@ -116,6 +119,19 @@ def advice_for(look: Look, memory: Memory) -> tuple[str, ...]:
 
 def _wanted(look: Look) -> list[str]:
     return ["give what could not be seen (above)"] if any(missing.helps for missing in look.missing) else []
+
+
+def _look_longer(look: Look, memory: Memory) -> str:
+    """What proves a silence of a server with requests: a longer look, or a watch where a GPU is busy.
+
+    A GPU that is busy may be in a long prefill, and what it draws with an idle context is not known from one look.
+    """
+    if look.seconds < LONG_LOOK:
+        return "look longer, and ask it for a few tokens: hangguard diagnose --within 40 --canary"
+    spinning = memory.boards.spinning
+    busy = f"{spinning[0].name} is busy, in a long prefill or for ever: " if spinning else ""
+    pid = look.server.pid
+    return f"{busy}keep watching, which proves it after {SILENT_WITHOUT_GPUS:.0f} s of silence: hangguard attach {pid}"
 
 
 def _when_ready(memory: Memory) -> tuple[str, ...]:
