@@ -94,8 +94,8 @@ def served_hour(seed: str) -> Watched:
 def stalled(job: tuple[str, str]) -> Hung:
     seed, how = job
     server = Server(random.Random(seed))
-    counted = server.metrics == "read" and not server.neighbour
-    return Hung(f"{server.engine} {how}", counted, a_stall(server, how), how)
+    seen = server.metrics == "read" and not server.neighbour and (how == "idle" or server.gpus > 0)
+    return Hung(f"{server.engine} {how}", seen, a_stall(server, how), how)
 
 
 def at_once(work: Callable[..., T], jobs: Sequence[object]) -> list[T]:
