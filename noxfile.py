@@ -74,7 +74,14 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs neither an engine nor a GPU, with the newest dependencies."""
     install(session, "test", "lint")
-    session.run("pytest", "tests", "-m", "not real and not gpu and not gpu2", *AT_ONCE, *session.posargs)
+    session.run("pytest", "tests", "-m", "not real and not gpu and not gpu2 and not long", *AT_ONCE, *session.posargs)
+
+
+@nox.session(python=PYTHONS[TESTED])
+def long(session: nox.Session) -> None:
+    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. Not in CI."""
+    install(session, "test", "lint")
+    session.run("pytest", "tests", "-m", "long", "-n", "2", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session
@@ -87,7 +94,8 @@ def unit(session: nox.Session, version: str, resolution: str) -> None:
         session.skip("NOT RUN: only uv installs the lowest dependencies")
     install(session, "test", resolution=resolution)
     top = [str(p.relative_to(HERE)) for p in sorted(HERE.glob("tests/test_*.py")) if p.name not in NEEDS_THE_REPOSITORY]
-    session.run("pytest", "tests/judge", "tests/engines", *top, "-q", *AT_ONCE, *session.posargs)
+    words = ("-m", "not long", "-q", *AT_ONCE, *session.posargs)
+    session.run("pytest", "tests/judge", "tests/engines", *top, *words)
 
 
 @nox.session(python=PYTHONS[TESTED])

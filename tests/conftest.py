@@ -1,6 +1,7 @@
 """What every test may use."""
 
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -8,6 +9,27 @@ from hypothesis import settings
 # How long an example took says on shared cores what else ran; the limit of pytest-timeout stays.
 settings.register_profile("hangguard", deadline=None)
 settings.load_profile("hangguard")
+
+
+LONG = frozenset(
+    {
+        # Timelines judged sample by sample, in hundreds.
+        "test_cases.py", "test_disturbed.py", "test_more_properties.py", "test_trace_replays.py",
+        # Programs that hang, each watched for as long as its verdict takes, and looks of a quarter of a minute.
+        "test_attach.py", "test_diagnose.py", "test_hostile.py", "test_states_broken.py", "test_states_busy.py",
+        "test_states_idle.py", "test_states_serving.py", "test_states_unseen.py", "test_states_waiting.py",
+        # Every Python that is found here, read thousands of times.
+        "test_last_words.py", "test_pystacks.py",
+    }
+)  # fmt: skip
+"""Files of the long suite (``nox -s long``): minutes on two cores, and for a machine without other servers."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(item.path).name in LONG:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

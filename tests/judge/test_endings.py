@@ -265,3 +265,35 @@ def test_the_words_of_last_week_do_not_explain_the_end_of_a_ready_server():
 def test_a_broken_board_explains_a_crash_and_is_permanent():
     ending = why(1, ENGINE_CORE_KILLED, [gone("VLLM::EngineCore", -6)], hardware="GPU 0: xid 79: off the bus")
     assert (ending.reason, ending.permanent) == ("hardware", True)
+
+
+LOAD_FAILED = (
+    "(Worker pid=21) ERROR 11-29 22:04:51 [multiproc_executor.py:953] WorkerProc failed to start.",
+    '(Worker pid=21) ERROR 11-29 22:04:51 [multiproc_executor.py:953]     raise RuntimeError("no such kernel")',
+    "(Worker pid=21) ERROR 11-29 22:04:51 [multiproc_executor.py:953] RuntimeError: no such kernel",
+    "(EngineCore pid=20) ERROR 11-29 22:04:54 [core.py:1510] EngineCore failed to start.",
+    "(EngineCore pid=20) ERROR 11-29 22:04:54 [core.py:1510] Exception: WorkerProc failed. See root cause.",
+    "Exception: WorkerProc initialization failed due to an exception in a background process. See root cause.",
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+)
+
+
+def test_the_exception_of_a_worker_is_named_where_the_worker_itself_ends_with_0():
+    """As vLLM 0.32.0: the worker that raised ends with 0, its engine core with 1, and both say a lot."""
+    departed = (gone("VLLM::Worker", 0, 21), gone("VLLM::EngineCore", 1))
+    told = told_by(LOAD_FAILED, VLLM)
+    found = reason_of(end(1), told, departed, root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
+    assert found.reason == "crash"
+    assert "RuntimeError: no such kernel" in found.why
+    assert any("RuntimeError: no such kernel" in line for line in found.evidence)
+
+
+SPAWNED = "/venv/bin/python3.11 -B -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=31)"
+
+
+@pytest.mark.parametrize(("earlier", "named"), [(5.0, 21), (3600.0, 20)], ids=["just before", "long ago"])
+def test_a_worker_that_ended_before_it_had_its_title_is_the_first(earlier, named):
+    young = Departed(pid=21, started=21, title=SPAWNED, exit_code=7, noticed_at=5000.0 - earlier)
+    core = Departed(pid=20, started=20, title="VLLM::EngineCore", exit_code=1, noticed_at=5000.0)
+    found = reason_of(end(1), (), (young, core), root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
+    assert f"(pid {named})" in found.why

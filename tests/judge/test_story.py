@@ -438,7 +438,8 @@ def test_an_answer_is_ready_and_stays_ready_while_idle():
     assert seen(memories) == {"moving", "ready"}
     assert memories[-1].verdict.phase == "serving"
     ask = next_ask(memories[-1])
-    assert not (ask.stacks or ask.thread_states or ask.growth or ask.locks), "nothing dear is asked of a ready server"
+    dear = {ask.stacks, ask.thread_states, ask.growth, ask.locks}
+    assert dear == {False}, "nothing dear is asked of a ready server"
 
 
 @pytest.mark.parametrize("state", ["not-asked", "waiting", "failed"])

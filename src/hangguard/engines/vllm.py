@@ -232,6 +232,12 @@ _SYMPTOMS = (
     ),
     Symptom(pattern=r"is less than requested memory for kv", reason="host-memory"),  # v1/worker/cpu_worker.py
     *symptoms.SHARED,
+    # The last line of a worker's traceback, every line of which is printed so (v1/executor/multiproc_executor.py).
+    Symptom(
+        pattern=r"^\(\w*Worker\w* pid=\d+\) ERROR .*\[multiproc_executor\.py:\d+\] "
+        r"(?:\w+\.)*\w*(?:Error|Exception): ",
+        reason="crash",
+    ),
     Symptom(
         pattern=r"EngineCore failed to start"
         r"|EngineCore encountered a(?:n issue| fatal error)"

@@ -32,6 +32,15 @@ SHM_FULL_SHARE = 0.01
 _ONLY_A_BUS_ERROR = re.compile(r"\bSIGBUS\b|(?i:\bbus error\b)|exit ?code:? -7\b")
 _OF_SHARED_MEMORY = re.compile(r"(?i:shared memory|/dev/shm|no space left)|ncclShmOpen")
 
+TELLING = 3
+"""Lines kept from the beginning of what was told: the cause stands there, what follows from it comes after."""
+
+YOUNG = 30.0
+"""Seconds before the end of a named worker in which a nameless child of multiprocessing that failed was its cause."""
+
+_SPAWNED = re.compile(r"\bfrom multiprocessing\.spawn import spawn_main\b")
+_EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): ")
+
 _SIGKILLED = re.compile(r"(?:crashed with exit code|exit ?code:?) -9\b")
 
 
@@ -87,7 +96,7 @@ def reason_of(
     """
     if was_ready and end is not None:
         told = tuple(t for t in told if t.at >= end.at - RECENT)
-    evidence = tuple(f"{t.reason}: {t.line}" for t in told[-5:])
+    evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
     killed = first_killed(departed, root, rules)
     code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
     if kills := _oom_kills(code, told, killed, oom_kills, cgroup_oom_kills):
@@ -102,7 +111,7 @@ def reason_of(
             return _by_sigbus(cause.line, shm_free_share, evidence, unseen="shm-full")
         return Ending(cause.reason, cause.line, cause.permanent, evidence)
     if killed is not None and not _followed(killed, end, code, told):
-        return _of_a_member(killed, shm_free_share, evidence)
+        return _of_a_member(killed, shm_free_share, evidence, _root_cause(told))
     if isinstance(code, Unseen):
         return Ending("unknown", f"the exit code could not be seen: {code.reason}", evidence=evidence)
     # vLLM says such words when it is sent away too, and ends with 0 both then and when its engine core was killed.
@@ -126,16 +135,21 @@ def _followed(killed: Departed, end: Exit | None, code: int | Unseen, told: tupl
 def first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, rules: Rules) -> Departed | None:
     """Return the member whose end began it: the first by a signal, or a named worker with a bad code.
 
-    Small helpers (compilers, probes) may fail in a healthy start.
+    Small helpers (compilers, probes) may fail in a healthy start. A worker that ends before it has given itself its
+    title is seen as a child of multiprocessing: it counts where a named worker gave up soon after.
     """
+    young: Departed | None = None
     for member in departed:
         if (member.pid, member.started) == root or matches(TRACKERS, member.title):
             continue
         if isinstance(member.exit_code, Unseen) or member.exit_code in {0, -signal.SIGTERM}:
             continue  # SIGTERM is how the others are sent away
-        named = matches(rules.workers, member.title)
-        if named or (member.exit_code < 0 and not rules.workers):
+        if not rules.workers and member.exit_code < 0:
             return member
+        if matches(rules.workers, member.title):
+            return young if young is not None and member.noticed_at - young.noticed_at <= YOUNG else member
+        if _SPAWNED.search(member.title):
+            young = member
     return None
 
 
@@ -180,6 +194,15 @@ def _oom_kills(
     return f"{machine} kills on this machine since the launch" if machine and (member or root) else ""
 
 
+def _first_and_last(told: tuple[Told, ...]) -> tuple[Told, ...]:
+    return told if len(told) <= TELLING + 2 else (*told[:TELLING], *told[-2:])
+
+
+def _root_cause(told: tuple[Told, ...]) -> str:
+    """Return the first exception that does not only point at another one; "" if none was told."""
+    return next((t.line for t in told if _EXCEPTION.search(t.line) and "root cause" not in t.line), "")
+
+
 def _cause(told: tuple[Told, ...]) -> Told | None:
     """Return what names a reason best: what would happen again, then what follows from nothing else, then the first."""
     named = [t for t in told if t.reason != "crash"]
@@ -193,8 +216,10 @@ def _is_only_a_bus_error(told: Told) -> bool:
     return told.reason == "shm-full" and says
 
 
-def _of_a_member(killed: Departed, shm_free_share: float | None, evidence: tuple[str, ...]) -> Ending:
+def _of_a_member(killed: Departed, shm_free_share: float | None, evidence: tuple[str, ...], words: str) -> Ending:
     why = f"{name_of(killed)} ended by {how(killed.exit_code)}"
+    if isinstance(killed.exit_code, int) and killed.exit_code > 0 and words:
+        why += f": {words}"  # it gave up, and somebody said why
     if killed.exit_code == -signal.SIGBUS:
         return _by_sigbus(why, shm_free_share, evidence)
     if killed.exit_code == -signal.SIGKILL:

@@ -91,6 +91,8 @@ def timer_warnings(engine: Engine, launch: Launch, limits: Limits) -> tuple[str,
     for timer in engine.timers:
         if not timer.ends or not in_range(launch.version, timer.since, timer.until):
             continue
+        if launch.version is None and timer.until is not None:
+            continue  # of an unknown version what the newest ones have is likelier
         seconds = timer_seconds(timer, launch)
         later = [(name, at) for name, at in _limits_over(timer, launch, limits) if at > seconds > 0.0]
         if later:
