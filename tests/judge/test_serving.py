@@ -258,8 +258,8 @@ def test_a_stopped_worker_is_found_also_while_nobody_asks():
     server = Asked()
     t = server.memory.now
     server.story.stops(102)
-    server.goes(12)
-    assert 5.0 <= found_after(server, t) <= 8.0
+    server.goes(18)
+    assert 10.0 <= found_after(server, t) <= 13.0
     verdict = server.first("stuck").verdict
     assert (verdict.kind, verdict.phase) == ("stopped", "serving")
     assert "SIGCONT" in verdict.why

@@ -61,6 +61,9 @@ watchdog waits as long."""
 BUSY_WITHOUT_STACKS = 60.0
 """The same where a GPU is busy at floor power, which no prefill is."""
 
+STOPPED_FOR = 10.0
+"""Seconds for which a worker must have been stopped, in every look: as in a start."""
+
 CANARY_OPEN = 20.0
 """Seconds without an answer after which a canary counts, where nothing works."""
 
@@ -99,7 +102,7 @@ def _quiet(memory: Memory, sample: Sample) -> Waiting | None:
 
 def _stopped(memory: Memory, sample: Sample) -> Stuck | None:
     """A worker that is stopped (SIGSTOP, a debugger) answers nobody, whether somebody waits yet or not."""
-    since = {identity: at for identity, _, at in memory.outside.stopped if sample.t - at >= WINDOW}
+    since = {identity: at for identity, _, at in memory.outside.stopped if sample.t - at >= STOPPED_FOR}
     halted = [p for p in workers(memory) if p.identity in since]
     if not halted:
         return None
