@@ -24,6 +24,10 @@ NEEDS_THE_REPOSITORY = {"test_layers.py", "test_docs.py"}
 """Unit tests that are about the repository, not about the dependencies: they run in ``tests`` only."""
 
 
+TIMELINES = ("boards", "busy", "h200", "h200x2", "look_alikes", "properties", "replay", "serving", "shapes", "story")
+"""Timelines judged sample by sample: pure, and the same on every Python, so they run in ``tests`` only."""
+
+
 def find_python(version: str) -> str | None:
     """Return an interpreter of this version that starts: from pyenv, else from PATH."""
     found = [shutil.which(f"python{version}")]
@@ -94,7 +98,8 @@ def unit(session: nox.Session, version: str, resolution: str) -> None:
         session.skip("NOT RUN: only uv installs the lowest dependencies")
     install(session, "test", resolution=resolution)
     top = [str(p.relative_to(HERE)) for p in sorted(HERE.glob("tests/test_*.py")) if p.name not in NEEDS_THE_REPOSITORY]
-    words = ("-m", "not long", "-q", *AT_ONCE, *session.posargs)
+    without = [f"--ignore=tests/judge/test_{name}.py" for name in TIMELINES]
+    words = (*without, "-m", "not long", "-q", *AT_ONCE, *session.posargs)
     session.run("pytest", "tests/judge", "tests/engines", *top, *words)
 
 

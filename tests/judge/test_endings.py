@@ -297,3 +297,34 @@ def test_a_worker_that_ended_before_it_had_its_title_is_the_first(earlier, named
     core = Departed(pid=20, started=20, title="VLLM::EngineCore", exit_code=1, noticed_at=5000.0)
     found = reason_of(end(1), (), (young, core), root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
     assert f"(pid {named})" in found.why
+
+
+SCHEDULER_FAILED = (
+    "[2026-11-29 22:20:12] Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "model_runner.py", line 1, in load_model',
+    '    raise RuntimeError("no such kernel")',
+    "RuntimeError: no such kernel",
+    "",
+    "[2026-11-29 22:20:12] Received sigquit from a child process. It usually means the child failed.",
+)
+RPC_TIMED_OUT = (
+    "(EngineCore pid=20) ERROR 11-29 22:24:39 [core.py:1512] EngineCore encountered a fatal error.",
+    "(EngineCore pid=20) ERROR 11-29 22:24:39 [core.py:1512] TimeoutError: RPC call to execute_model timed out.",
+)
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "lines", "departed", "said"),
+    [
+        (SGLANG, -9, SCHEDULER_FAILED, [gone("sglang::scheduler", -9)], "RuntimeError: no such kernel"),
+        (VLLM, 0, RPC_TIMED_OUT, [gone("VLLM::Worker", -9, 21)], "TimeoutError: RPC call to execute_model timed out."),
+    ],
+    ids=["SGLang after an exception", "vLLM after its own limit"],
+)
+def test_a_member_that_its_own_server_killed_is_not_what_ended_it(by, code, lines, departed, said):
+    """Both kill what is left of them by SIGKILL, after they have said why (kill_process_tree, system_utils.py)."""
+    told = told_by(lines, by)
+    found = reason_of(end(code), told, tuple(departed), root=ROOT, oom_kills=0, was_ready=False, rules=by)
+    assert found.reason == "crash"
+    assert said in found.why
+    assert "somebody may have sent it" not in found.why

@@ -39,6 +39,10 @@ YOUNG = 30.0
 """Seconds before the end of a named worker in which a nameless child of multiprocessing that failed was its cause."""
 
 _SPAWNED = re.compile(r"\bfrom multiprocessing\.spawn import spawn_main\b")
+_TRACEBACK = "Traceback (most recent call last):"
+_BARE_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
+_DEATH = re.compile(r"(?:died|exited) unexpectedly|crashed with exit code")
+"""A front end that found one of its processes dead; of those that it kills itself it says so in no such words."""
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): ")
 
 _SIGKILLED = re.compile(r"(?:crashed with exit code|exit ?code:?) -9\b")
@@ -68,11 +72,17 @@ class Ending:
 def told_by(lines: tuple[str, ...], rules: Rules, t: float = 0.0) -> tuple[Told, ...]:
     """Return the reasons that these log lines, read at ``t``, name."""
     return tuple(
-        Told(symptom.reason, line.strip()[:300], symptom.permanent, t)
-        for line in lines
+        Told(symptom.reason, _with_its_exception(line, lines[n + 1 :])[:300], symptom.permanent, t)
+        for n, line in enumerate(lines)
         for symptom in rules.symptoms
         if re.search(symptom.pattern, line)
     )
+
+
+def _with_its_exception(line: str, rest: tuple[str, ...]) -> str:
+    """A line that begins a traceback says little without the exception at its end: the first one, if there are more."""
+    said, begins, _ = line.strip().partition(_TRACEBACK)
+    return said + next((after for after in rest if _BARE_EXCEPTION.match(after)), begins) if begins else said
 
 
 def reason_of(
@@ -110,6 +120,10 @@ def reason_of(
         if _is_only_a_bus_error(cause):
             return _by_sigbus(cause.line, shm_free_share, evidence, unseen="shm-full")
         return Ending(cause.reason, cause.line, cause.permanent, evidence)
+    if killed is not None and killed.exit_code == -signal.SIGKILL and told and not any(map(_tells_a_death, told)):
+        return Ending(
+            "crash", _root_cause(told) or told[0].line, evidence=evidence
+        )  # it was killed for that, by its own
     if killed is not None and not _followed(killed, end, code, told):
         return _of_a_member(killed, shm_free_share, evidence, _root_cause(told))
     if isinstance(code, Unseen):
@@ -196,6 +210,10 @@ def _oom_kills(
 
 def _first_and_last(told: tuple[Told, ...]) -> tuple[Told, ...]:
     return told if len(told) <= TELLING + 2 else (*told[:TELLING], *told[-2:])
+
+
+def _tells_a_death(told: Told) -> bool:
+    return _DEATH.search(told.line) is not None
 
 
 def _root_cause(told: tuple[Told, ...]) -> str:
