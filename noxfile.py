@@ -162,7 +162,7 @@ def _run_real(session: nox.Session, which: str, *words: str, env: dict[str, str]
 
 @nox.session(python=PYTHONS[TESTED])
 def scoreboard(session: nox.Session) -> None:
-    """Write docs/scoreboard.md: hangguard beside what people use today. Not in CI; about half an hour."""
+    """Write docs/scoreboard.md: hangguard beside what people use today. Not in CI; half an hour on two free cores."""
     install(session, "scoreboard")
     session.run("python", "benchmarks/scoreboard.py", *session.posargs)
 

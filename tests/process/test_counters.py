@@ -512,9 +512,13 @@ def complete(port, tokens):
 
 
 async def test_a_real_server_counts_its_tokens_and_a_stalled_one_keeps_its_request_running():
-    with little_server(enable_metrics=True, faults=(("serving", "deadlock"),), fault_after=3) as port:
+    with little_server(enable_metrics=True, faults=(("serving", "deadlock"),), fault_after=4) as port:
         async with probing(port, SGLANG, version="0.5.16") as probe:
-            before = await until(lambda: _running(probe, 0))
+            first = await until(lambda: _running(probe, 0))
+            warm = threading.Thread(target=complete, args=(port, 1))  # behind the request that the server sends itself
+            warm.start()
+            await until(lambda: not warm.is_alive(), within=20)
+            before = await until(lambda: _newer(probe, first))
             done = threading.Thread(target=complete, args=(port, 100))
             done.start()
             await until(lambda: not done.is_alive(), within=20)

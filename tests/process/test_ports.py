@@ -53,7 +53,7 @@ async def test_the_listener_is_the_one_that_psutil_finds(host):
     with listening(host) as (pid, port):
         found = who_listens(port)
         told = [one for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port]
-        assert [one.pid for one in told] == [pid]
+        assert {one.pid for one in told} - {None} == {pid}, "psutil shows one that ended meanwhile without its pid"
         assert found == Listener(pid=pid, title=" ".join(psutil.Process(pid).cmdline()), ours=False)
         assert who_listens(port, [pid]).ours is True
 

@@ -582,6 +582,7 @@ def every_error(attempt):
         ],
         ServerLost(attempt),
         hangguard.LeftBehind(release),
+        hangguard.NoSuchServer("none", ((7, "sglang"),), advice="start one"),
         hangguard.GuardianFailed("no"),
         hangguard.WrongProcess(1, 2),
         HangguardError("plain"),
