@@ -26,7 +26,7 @@ WITHIN = 500.0
 """Seconds that a start, or the way to a verdict, may take: some 30 s where nobody else uses the machine."""
 LOOK_WITHIN = 120.0
 FULL_LOOK = 10.5
-"""Seconds of looking that a proof needs; the rest of a quarter of a minute goes into starting and finding the server."""
+"""Seconds of looking that a proof needs; the rest of a quarter of a minute goes into finding the server."""
 SHARED_MEMORY = Path("/dev/shm")
 BYSTANDERS = {"vllm": "VLLM::EngineCore", "sglang": "sglang::scheduler"}
 """What the bystander calls itself: a kinsman by title, directory and environment, and no member."""
@@ -193,13 +193,13 @@ class Watched:
 
     # ------------------------------------------------------------------------------------------ a look
 
-    async def look(self, *words):
+    async def look(self, *words, again=True):
         """Look with ``hangguard diagnose`` from hangguard's own environment; nothing of the server is changed by it.
 
         Where others keep the machine so busy that its time was over before a full look, it gets more of it.
         """
         look = await self._look(*words)
-        if look.verdict["verdict"] == "unclear" and look.document["seconds"] < FULL_LOOK:
+        if again and look.verdict["verdict"] == "unclear" and look.document["seconds"] < FULL_LOOK:
             look = await self._look("--within", "60")
         self.looks.append(look)
         return look
@@ -229,7 +229,7 @@ class Watched:
             if process.pid == self.pid or "::" in title_of(process):
                 lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
                 stopped = [line[:8] for line in lines if line.startswith(("State:\tT", "State:\tt", "State:\tZ"))]
-                kept = ("TracerPid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")
+                kept = ("TracerPid", "SigPnd", "ShdPnd")
                 found[process.pid, process.create_time()] = stopped + [s for s in lines if s.startswith(kept)]
         return found
 

@@ -73,7 +73,7 @@ async def test_s4_a_deadlock_in_the_forward_pass_is_found_before_its_own_watchdo
         watch.ask()
         stuck = await watch.until_verdict("stuck")
         assert "watchdog timeout" not in watch.log
-        short = await watch.look()
+        short = await watch.look(again=False)
         long = await watch.look("--within", "40")
         assert watch.answers == []
     must_hang(stuck, kind="serving", phase="serving", suspect=SCHEDULER, at="act")

@@ -153,7 +153,7 @@ async def test_v7_a_deadlock_in_the_forward_pass_with_a_request_in_flight(vllm, 
         await watch.until_ready()
         watch.ask()
         stuck = await watch.until_verdict("stuck")
-        short = await watch.look()
+        short = await watch.look(again=False)
         long = await watch.look("--within", "40")
         assert watch.answers == []
     must_hang(stuck, kind="serving", phase="serving", suspect=WORKER, at="_lock_twice")
