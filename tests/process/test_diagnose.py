@@ -232,6 +232,11 @@ time.sleep(600)
 """
 
 
+def test_a_server_that_has_said_nothing_yet_is_looked_at(tmp_path):
+    with python(tmp_path / "silent", "import time\ntime.sleep(600)\n") as server:
+        assert diagnose(server.pid, within=3).log_tail == ()
+
+
 def test_root_reads_with_the_rights_of_the_servers_user(tmp_path):
     """A log that is a descriptor of a foreign file, and a configuration that is a link to one, show nothing."""
     assert os.geteuid() == 0, "this test is about what root does"

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from dataclasses import dataclass, field
+
+_PATH = re.compile(r"(?<![\w.])(?:/[^\s/]+)+/")
+_PREFIX = re.compile(r"\(\w+ pid=\d+\) ERROR [\d-]+ [\d:]+ \[\S+\] |\[\d{4}-[\d :-]+\] ")
+"""What stands before a line of the log: who said it, and when."""
 
 HEAD = """\
 # Real engines
@@ -58,7 +63,7 @@ class Table:
 def _found(watch, verdict):
     kind = f"{verdict.verdict} ({verdict.kind})" if verdict.kind else verdict.verdict
     suspects = getattr(verdict, "suspects", ())
-    who = verdict.why.partition(";")[0][:100]
+    who = _PATH.sub("", _PREFIX.sub("", verdict.why.partition(";")[0]))[:160]
     if suspects:
         first = suspects[0]
         place = f" in `{first.at[0]}`" if first.at else f": {first.note}" if first.note else ""

@@ -95,8 +95,7 @@ async def test_s5_a_deadlock_where_graphs_are_captured(sglang, table):
 
 async def test_s5c_the_same_cured_by_its_flag_is_healthy_while_it_starts_and_while_it_serves(sglang, table):
     async with sglang("--disable-cuda-graph", fault="graph-lock") as watch:
-        await watch.until_phase("weights-load")
-        starting = await watch.look()
+        starting = await watch.look()  # from its first second on
         await watch.until_ready()
         serving = await watch.look()
         watch.ask(4)

@@ -237,4 +237,4 @@ async def _tail(log: OpenLog | Unseen, *, within: float) -> tuple[str, ...]:
 def _without_steps(lines: tuple[str, ...]) -> tuple[str, ...]:
     """Leave out all but the last step of a progress bar: they would fill the tail."""
     forms = [_NUMBER.sub("#", line) if "%" in line else str(number) for number, line in enumerate(lines)]
-    return tuple(line for line, form, after in zip(lines, forms, [*forms[1:], ""], strict=True) if form != after)
+    return tuple(line for line, form, after in zip(lines, forms, [*forms, ""][1:], strict=True) if form != after)
