@@ -65,6 +65,20 @@ def test_a_hot_wait_in_a_known_place_is_found_in_seconds_and_named(at):
     assert {m.name for m in stuck.verdict.numbers} >= {"nothing produced for", "CPU of all members"}
 
 
+@pytest.mark.parametrize("share", [0.1, 0.45])
+def test_a_spinner_that_gets_little_of_a_core_because_others_want_it_is_hot_all_the_same(share):
+    stuck = found(loaded(at=NCCL).goes(40, cpu=share, states="RS"))
+    assert (stuck.verdict.kind, stuck.verdict.confidence) == ("hot", "high")
+    assert stuck.now - LOADED_AT <= 18.0
+
+
+@pytest.mark.parametrize(
+    "states", [{"states": "SS"}, {"hide": ("thread_states",)}], ids=["it sleeps in between", "nobody looked"]
+)
+def test_as_little_of_a_core_without_a_thread_that_is_always_runnable_is_not(states):
+    assert "stuck" not in seen(watch(loaded(at=NCCL).goes(60, cpu=0.45, **states).samples))
+
+
 @pytest.mark.parametrize(
     "progress",
     [{"faults": 100.0}, {"reads": 100_000.0}, {"gpu_memory": 32 * MIB}, {"every_second": ("step {n}/99",)}],

@@ -149,7 +149,10 @@ def test_nothing_is_changed_by_a_look():
     [
         ("calls", [["call"] * n for n in range(5)]),
         ("generators", [[], ["deleg"], ["gen", "deleg"]]),
-        ("methods", [*(["method"] * n for n in range(5)), ["__iter__"], ["deleg"], ["gen", "deleg"]]),
+        (
+            "methods",
+            [*(["method"] * n for n in range(5)), ["__iter__"], ["deleg", "__iter__"], ["deleg"], ["gen", "deleg"]],
+        ),
         ("exceptions", [["fail"] * n for n in range(5)]),
     ],
 )

@@ -43,6 +43,10 @@ MAJOR_FAULT_RATE, MAJOR_FAULT_SLACK = 2.0, 5.0
 HOT_SHARE = 0.5
 """Of a core: a process that uses more is hot. Hung ones that poll stay below 2 %, those that spin at 95 to 100 %."""
 
+HOT_RUNNABLE = 0.9
+"""Of the looks: a process that had a runnable thread in so many is hot too, where it gets less of a core because
+others want it. A thread that spins is runnable in every look; one that polls sleeps in nearly every one."""
+
 COMPILERS = frozenset({
     "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "nvlink", "ninja", "make", "cmake", "gcc", "g++", "c++", "cc",
     "cc1", "cc1plus", "clang", "clang++", "cl", "as", "ld", "lld", "ld.lld", "ld.gold", "ld.bfd", "collect2", "hipcc",
@@ -80,6 +84,8 @@ class Reading:
     rss_bytes: int = 0
     busy: Literal["", "R", "D"] | None = None
     """Whether any thread was runnable or in disk wait; ``None``: not looked at."""
+    runnable: tuple[tuple[int, int], ...] = ()
+    """(pid, start time) of every member with a runnable thread, if that was looked at."""
     gpu_memory: tuple[tuple[str, int], ...] = ()
     """(board, bytes) of every board that no stranger holds."""
     gpu_busy: bool | None = None
@@ -109,6 +115,7 @@ def reading_of(t: float, tree: Tree, boards: Boards, answering: frozenset[tuple[
         disk_read_bytes=tree.disk_read_bytes,
         rss_bytes=sum(p.rss_bytes for p in tree.members),
         busy=_busy(tree),
+        runnable=tuple(p.identity for p in tree.members if "R" in (p.thread_states or "")),
         gpu_memory=tuple((b.uuid, b.memory) for b in boards.boards if b.memory is not None),
         gpu_busy=boards.is_busy,
         major_faults=sum(p.major_faults for p in tree.members),
@@ -213,6 +220,17 @@ def active_members(window: tuple[Reading, ...]) -> dict[tuple[int, int], float]:
     earlier, now = window[0], window[-1]
     dt = now.t - earlier.t
     return {who: used / dt for who, used, n in _cpu_used(earlier, now) if _is_above_floor(used, n, dt)}
+
+
+def hot_members(window: tuple[Reading, ...]) -> frozenset[tuple[int, int]]:
+    """Return the members that burn CPU in this window: most of a core, or all that others leave them."""
+    looks = [reading.runnable for reading in window if reading.busy is not None]
+    shares = active_members(window)
+    return frozenset(who for who, share in shares.items() if share >= HOT_SHARE or _is_always_runnable(who, looks))
+
+
+def _is_always_runnable(who: tuple[int, int], looks: list[tuple[tuple[int, int], ...]]) -> bool:
+    return len(looks) >= BUSY_LOOKS and sum(who in runnable for runnable in looks) >= HOT_RUNNABLE * len(looks)
 
 
 def progressed_within(window: tuple[Reading, ...], now: Reading) -> str:

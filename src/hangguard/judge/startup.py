@@ -10,7 +10,7 @@ from hangguard.judge import patience
 from hangguard.judge.boards import is_busy_for_nothing
 from hangguard.judge.headline import headline
 from hangguard.judge.memory import Memory
-from hangguard.judge.progress import BUSY_LOOKS, HOT_SHARE, WINDOW, active_members, looks_at_threads
+from hangguard.judge.progress import BUSY_LOOKS, WINDOW, active_members, hot_members, looks_at_threads
 from hangguard.judge.ranks import suspects
 from hangguard.judge.rules import TRACKERS, Rules, matches
 from hangguard.judge.sites import WITHIN, Found, wait_of
@@ -152,15 +152,14 @@ def _hot(memory: Memory, sample: Sample) -> Verdict | None:
     """CPU is burnt and nothing is produced, with stacks that do not change."""
     if memory.tree is None or memory.agreement is None or memory.boards.is_busy:
         return None
-    active = active_members(memory.recent)
-    burning = frozenset(who for who, share in active.items() if share >= HOT_SHARE)
+    burning = hot_members(memory.recent)
     if not burning or _blind(memory, sample, threads=False):
         return None
     phase, idle_gpus = phase_of(memory), memory.boards.is_busy is False
     sites = _sites(memory)
     if memory.rules.idle_spins and all(_is(sites.get(who), "work") for who in burning):
         return None  # it asks for work as fast as it can, which is how this engine waits
-    known = _spins_in_wait(memory, frozenset(active), sites, idle_gpus=idle_gpus)
+    known = _spins_in_wait(memory, frozenset(active_members(memory.recent)), sites, idle_gpus=idle_gpus)
     agreed = memory.agreement.holds_since(memory.progress_at)
     if known and idle_gpus and agreed and memory.unproductive_for >= patience.busy(memory.rules, phase):
         return _stuck(memory, sample, "hot", f"CPU is burnt and nothing is produced: {known}", hot=burning)

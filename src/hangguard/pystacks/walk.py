@@ -2,16 +2,19 @@
 
 The process runs on meanwhile. So everything is checked: each object by its type, whose address is known; each
 thread by its interpreter; and each stack is read several times. All but its innermost frame must be the same
-again: the innermost one then had its place on top of the others when it was read.
+every time, and the innermost one stand on them several times. And the thread must have slept, or have run on in
+between: one that was only interrupted stands still in the middle of a call.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 
 from .layouts import BYTES_LENGTH, TEXT_LENGTH, TEXT_STATE, WIDE_TEXT, Layout
 from .lines import line_of
 from .memory import Memory, Torn, Unreadable
+from .running import clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +28,11 @@ MOST_FRAMES = 20_000
 INNERMOST, OUTERMOST = 192, 64
 """How many frames of a deep stack are told."""
 TRIES = 8
-AGAIN_STILL, AGAIN_MOVING = 2, 5
-"""How often a stack is read again, if it is wholly the same each time, and if its innermost frame is not. A frame that
-is being left or entered has for a moment nothing below it, and a loop may be met there twice."""
+AGAIN, THE_SAME = 6, 2
+"""How often a stack is read again at once, and how often it must be the same with its innermost frame. A walk through a
+thread that runs mixes moments: in a loop of short calls the innermost frame of one in a thousand stood on a wrong one."""
+INTERRUPTED = 0.2
+"""Seconds in which a thread that can run is expected to run: two periods of a control group's limit."""
 LONGEST_TEXT = 4096
 LONGEST_TABLE = 1 << 20
 
@@ -66,12 +71,14 @@ class Walk:
         except KeyError as missing:
             raise Unreadable(f"its interpreter does not export {missing.args[0]}") from None
         self._codes: dict[int, Code] = {}
+        self._tasks: frozenset[int] = frozenset()
 
     def take(self, tasks: frozenset[int]) -> list[dict[str, Any]]:
         """Return every thread with its frames. ``tasks`` are the kernel's numbers of all its threads."""
         main = self._memory.word(self._runtime + self._layout.main_thread) if self._layout.main_thread else None
+        self._tasks = tasks
         before = self._states()
-        threads = [self._thread(state, interpreter, tasks, main) for state, interpreter in before]
+        threads = [self._thread(state, interpreter, main) for state, interpreter in before]
         if self._states() != before:
             raise Torn("its threads came and went")
         return sorted(threads, key=lambda thread: (not thread["is_main"], thread["id"]))
@@ -101,14 +108,14 @@ class Walk:
             interpreter = word(interpreter + layout.next_interpreter)
         return found
 
-    def _thread(self, state: int, interpreter: int, tasks: frozenset[int], main: int | None) -> dict[str, Any]:
+    def _thread(self, state: int, interpreter: int, main: int | None) -> dict[str, Any]:
         layout, word = self._layout, self._memory.word
         ident = word(state + layout.thread_id)
         number = word(state + layout.native_id) if layout.native_id else ident
         is_main = ident == main if main is not None else number == self._memory.pid
-        if layout.native_id and number not in tasks:
+        if layout.native_id and number not in self._tasks:
             # A forked child still knows its parent's number of the thread that forked. It is the first of the child.
-            if not is_main and len(tasks) > 1:
+            if not is_main and len(self._tasks) > 1:
                 raise Torn(f"thread {number} is none of its threads")
             number, is_main = self._memory.pid, True
         if word(state + layout.thread_interpreter) != interpreter:
@@ -122,25 +129,43 @@ class Walk:
         for _ in range(TRIES):
             try:
                 first = self._chain(state)
+                clocks = self._clocks(number)
                 frames = [self._frame(*part) for part in _ends(first)]
-                self._confirm(state, first)
+                self._see_again(state, first)
+                self._see_it_run(state, first, number, clocks)
             except Torn as torn:
                 problem = torn
             else:
                 return frames
         raise Torn(f"thread {number}: {problem}")
 
-    def _confirm(self, state: int, first: list[tuple[int, int, int, int]]) -> None:
-        """See all frames but the innermost again, each at its place, and the same one at the bottom."""
-        moves = False
-        for time in range(AGAIN_MOVING):
-            if time >= AGAIN_STILL and not moves:
-                return
-            again = self._chain(state)
-            moves = moves or again != first
-            below = [part[:2] for part in first[1:] or first]
-            if below != [part[:2] for part in again[-len(below) :]]:
-                raise Torn("its frames changed")
+    def _see_again(self, state: int, first: list[tuple[int, int, int, int]]) -> None:
+        """See all frames but the innermost at their places every time, and the innermost one on top of them again."""
+        whole = [part[:2] for part in first]
+        below = whole[1:] or whole
+        again = [[part[:2] for part in self._chain(state)] for _ in range(AGAIN)]
+        if any(chain[-len(below) :] != below for chain in again) or again.count(whole) < THE_SAME:
+            raise Torn("its frames changed")
+
+    def _clocks(self, number: int) -> list[tuple[bool, str]]:
+        """Return the clock of the thread; before 3.11 that of all, because its number in the kernel is not known."""
+        tasks = (number,) if self._layout.native_id else sorted(self._tasks)
+        return [clock(self._memory.pid, task) for task in tasks]
+
+    def _see_it_run(
+        self, state: int, first: list[tuple[int, int, int, int]], number: int, before: list[tuple[bool, str]]
+    ) -> None:
+        """Confirm that the thread slept all the time, or else see it run on and the frames stay."""
+        ends_at = time.monotonic() + INTERRUPTED
+        now = self._clocks(number)
+        while any(one == then and not one[0] for one, then in zip(now, before, strict=True)):
+            self._memory.check_time()
+            if time.monotonic() >= ends_at:
+                raise Unreadable(f"thread {number} waits for a processor, and may be in the middle of a call")
+            time.sleep(0.001)
+            now = self._clocks(number)
+        if now != before:
+            self._see_again(state, first)
 
     def _chain(self, state: int) -> list[tuple[int, int, int, int]]:
         """Return (address, code, instruction, line) of every frame, innermost first."""
