@@ -54,12 +54,15 @@ class Started:
         return [self.pid, *sorted(child.pid for child in root.children(recursive=True))]
 
     def states(self):
-        """Of every thread of every member: the state, the tracer, the pending signals."""
+        """Of every thread of every member: the tracer, the pending signals, and whether it is stopped.
+
+        Not what it blocks: a thread that is being made blocks everything for a moment.
+        """
         found = {}
         for pid in self.members():
             for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
                 lines = Path(f"/proc/{pid}/task/{task}/status").read_text().splitlines()
-                kept = ("TracerPid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "PPid")
+                kept = ("TracerPid", "SigPnd", "ShdPnd", "SigIgn", "SigCgt", "PPid")
                 found[pid, int(task)] = [line for line in lines if line.startswith(kept)]
                 found[pid, int(task)] += ["stopped"] if any(line.startswith("State:\tT") for line in lines) else []
         return found

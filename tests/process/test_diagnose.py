@@ -357,7 +357,7 @@ def test_alone_on_its_machine_it_needs_no_name(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     document = json.loads(done.stdout)
     assert document["server"]["launch"]["engine"] == "sglang"
-    assert document["verdict"]["verdict"] == "ready"
+    assert document["verdict"]["verdict"] == "ready", document["verdict"]
 
 
 def test_any_member_and_the_url_mean_the_whole_server(tmp_path):
