@@ -83,9 +83,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[TESTED])
 def long(session: nox.Session) -> None:
-    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. Not in CI."""
+    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. CI runs it too."""
     install(session, "test", "lint")
-    session.run("pytest", "tests", "-m", "long", "-n", "2", "--dist", "loadfile", *session.posargs)
+    session.run("pytest", "tests", "-m", "long", "-n", "3", "--dist", "loadfile", *session.posargs)
 
 
 @nox.session

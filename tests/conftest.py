@@ -20,9 +20,13 @@ LONG = frozenset(
         "test_states_idle.py", "test_states_serving.py", "test_states_unseen.py", "test_states_waiting.py",
         # Every Python that is found here, read thousands of times.
         "test_last_words.py", "test_pystacks.py",
+        # Dozens of whole launches: as somebody uses it, interrupts it, writes it down wrongly.
+        "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_use.py",
+        # Calls into the driver that never return, each until its deadline.
+        "test_faults.py",
     }
 )  # fmt: skip
-"""Files of the long suite (``nox -s long``): minutes on two cores, and for a machine without other servers."""
+"""Files of the long suite (``nox -s long``): five minutes on two cores, and for a machine without other servers."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

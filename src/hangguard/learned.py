@@ -118,13 +118,12 @@ def note_start(path: str, key: str, start: Stretches) -> Lesson:
 
 def _read(path: str, *, keep_broken: bool = False) -> dict[str, dict[str, Any]]:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=_open_safely) as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return {}
+            text = file.read(MOST_BYTES)
     except OSError:
         return {}
-    with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor
-        if os.fstat(fd).st_uid != os.geteuid():
-            return {}
-        text = file.read(MOST_BYTES)
     try:
         document = json.loads(text)
         entries = document["starts"] if document["schema"] == SCHEMA else None
@@ -136,6 +135,10 @@ def _read(path: str, *, keep_broken: bool = False) -> dict[str, dict[str, Any]]:
         log.warning("%s cannot be understood: it is kept as %s.broken, and learning begins anew", path, path)
         os.replace(path, f"{path}.broken")  # noqa: PTH105
     return {}
+
+
+def _open_safely(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _lesson_of(entry: Mapping[str, Any]) -> Lesson:

@@ -35,6 +35,12 @@ def test_a_capture_says_how_far_its_bar_is():
     assert line(told) == "capturing graphs: 60 %"
 
 
+def test_a_bar_that_stands_says_for_how_long():
+    told = loading().goes(1, **BUSY, lines=("Capturing graphs",))
+    told.goes(2, cpu=1.0, lines=("Capturing batches: 60%|###   | 6/10",)).goes(8, cpu=1.0)
+    assert line(told).startswith("capturing graphs: 60 %, nothing produced for")
+
+
 def test_new_lines_are_told():
     assert line(loading().goes(8, **{**BUSY, "reads": 0}).goes(1, lines=("Autotuning kernels",))) == (
         "weights-load: log moved: Autotuning kernels"

@@ -59,6 +59,7 @@ def test_a_server_that_runs_changed_is_announced_in_every_event_and_loudly_at_th
         assert running.wait() == 0
         events = running.events()
         check_form(events)
+        assert not running.named("notice")
         assert {event["event"] for event in events} == set(KEYS) - {"gave_up"}
         stuck = next(e for e in events if e["event"] == "verdict" and e["verdict"] == "stuck")
         assert (stuck["kind"], stuck["phase"], stuck["attempt"]) == ("idle", "graph-capture", 1)

@@ -99,6 +99,17 @@ def test_a_link_in_its_place_is_not_followed(tmp_path):
     assert not path.is_symlink()
 
 
+def test_a_folder_in_its_place_teaches_nothing_and_costs_no_descriptor(tmp_path):
+    path = tmp_path / "learned.json"
+    path.mkdir()
+    before = os.listdir("/proc/self/fd")
+    assert read_lesson(str(path), "a") == Lesson()
+    with pytest.raises(OSError, match="directory"):
+        note_start(str(path), "a", ())
+    assert os.listdir("/proc/self/fd") == before
+    assert path.is_dir()
+
+
 def test_the_file_stays_small(tmp_path):
     path = str(tmp_path / "learned.json")
     for n in range(MOST_ENTRIES + 20):

@@ -65,7 +65,8 @@ def _captures(memory: Memory) -> str:
     if not bars or memory.unproductive_for > 10 * RECENT:
         return ""
     doing = {"graph-capture": "capturing graphs", "weights-load": "loading", "jit-compile": "compiling"}
-    return f"{doing.get(memory.place.phase, memory.place.phase)}: {100 * bars[-1]:.0f} %"
+    still = f", nothing produced for {memory.unproductive_for:.0f} s" if memory.unproductive_for > RECENT else ""
+    return f"{doing.get(memory.place.phase, memory.place.phase)}: {100 * bars[-1]:.0f} %{still}"
 
 
 def _reads(memory: Memory) -> str:

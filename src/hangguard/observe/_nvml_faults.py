@@ -231,6 +231,8 @@ class FaultWatch:
                 {"kind": kind, "code": code, "instance": instance, "count": 0, "detail": detail,
                  "at": time.monotonic() if is_new or self._is_complete or code is not None else None},
             )  # fmt: skip
+            if is_new and fault["at"] is None:  # the first look of the watch came later than the loss
+                fault["at"] = time.monotonic()
             fault["count"] += code is not None
             fault["detail"] = detail or fault["detail"]
 

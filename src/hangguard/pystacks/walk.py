@@ -30,7 +30,7 @@ INNERMOST, OUTERMOST = 192, 64
 TRIES = 8
 AGAIN, THE_SAME = 6, 2
 """How often a stack is read again at once, and how often it must be the same with its innermost frame. A walk through a
-thread that runs mixes moments: in a loop of short calls the innermost frame of one in a thousand stood on a wrong one."""
+thread that runs mixes moments: in a loop of short calls one in a thousand had an innermost frame in a wrong place."""
 INTERRUPTED = 0.2
 """Seconds in which a thread that can run is expected to run: two periods of a control group's limit."""
 LONGEST_TEXT = 4096

@@ -1,0 +1,225 @@
+# ruff: noqa: PTH119, PTH120
+"""Delete a file that nobody has: question and deletion in one function, on one descriptor.
+
+A write lease (fcntl(2), ``F_SETLEASE``) is granted only while nobody else has the file open or mapped: in another
+pid namespace, as another user, with its descriptor closed long ago. So it tells what a scan of ``/proc`` cannot: glibc
+renames a semaphore after mapping it, and other namespaces are in no ``/proc`` of ours. A lease says nothing about whose
+a file was: whoever calls this has seen a member of the launch with exactly this file, by device and inode.
+
+Synchronous and standard library only: the guardian loads this file by its path, as it does ``_tree``. Call it in a
+process that does not fork meanwhile: a child would keep the lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    FileId = tuple[int, int]
+
+PRIVATE = ".hangguard-"
+"""How the name begins that a file has for the moment between its renaming and its end."""
+
+
+class Removal:
+    """What became of one file.
+
+    ``answer`` is one of: removed; free (it could be removed, and only that was asked); gone (it was not there); busy
+    (somebody has it); refused (it is not the file that was meant, or not ours); unknown (the question cannot be asked
+    here).
+    """
+
+    __slots__ = ("answer", "used_bytes", "why")
+
+    def __init__(self) -> None:
+        self.answer = "unknown"
+        self.why = ""
+        self.used_bytes = 0
+        """What the file occupied, as far as it was looked at."""
+
+
+class _Stop(Exception):
+    """The answer is known before the last step."""
+
+    def __init__(self, answer: str, why: str = "") -> None:
+        super().__init__(why)
+        self.answer = answer
+
+
+def remove_file(path: str, meant: FileId, *, really: bool = True) -> Removal:
+    """Remove a regular file of ours if it is the one that is meant and nobody has it. Never waits, never raises.
+
+    ``meant`` is (device, inode). Without ``really`` everything is done but the last step.
+    """
+    return _carry_out(path, lambda folder, name, removal: _remove_file(folder, name, meant, removal, really=really))
+
+
+def remove_socket(path: str, meant: FileId, *, really: bool = True) -> Removal:
+    """Remove the name of a Unix socket of ours if it is the one that is meant and nobody is bound to it.
+
+    Nobody is where a connection is refused, and the kernel's list of this network namespace does not name it.
+    """
+
+    def step(folder: int, name: str, removal: Removal) -> None:
+        _check(_look(folder, name), meant, stat.S_ISSOCK)
+        _see_refused(path)
+        removal.answer = "free"
+        if really:
+            _take_away(folder, name, meant, lambda: True)
+            removal.answer = "removed"
+
+    return _carry_out(path, step)
+
+
+def _carry_out(path: str, step: Callable[[int, str, Removal], None]) -> Removal:
+    removal, folder = Removal(), -1
+    try:
+        # So that all that follows is in the same folder, whatever its own name comes to mean.
+        folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        step(folder, os.path.basename(path), removal)
+    except _Stop as stop:
+        removal.answer, removal.why = stop.answer, str(stop)
+    except FileNotFoundError:
+        removal.answer = "gone"
+    except OSError as problem:
+        removal.answer, removal.why = "unknown", problem.strerror or str(problem)
+    finally:
+        if folder >= 0:
+            os.close(folder)
+    return removal
+
+
+def _remove_file(folder: int, name: str, meant: FileId, removal: Removal, *, really: bool) -> None:
+    _check(_look(folder, name), meant, stat.S_ISREG)  # before it is opened: a device may act on that alone
+    file = _open(folder, name)
+    try:
+        found = os.fstat(file)
+        _check(found, meant, stat.S_ISREG)
+        removal.used_bytes = found.st_blocks * 512
+        _take_lease(file)
+        removal.answer = "free"
+        if really:
+            _take_away(folder, name, meant, lambda: _has_lease(file))
+            removal.answer = "removed"
+    finally:
+        os.close(file)  # and with it the lease
+
+
+# ------------------------------------------------------------------------------------------ looking
+
+
+def _look(folder: int, name: str) -> os.stat_result:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def _check(found: os.stat_result, meant: FileId, is_of_kind: Callable[[int], bool]) -> None:
+    if (found.st_dev, found.st_ino) != meant:
+        raise _Stop("refused", "another file has this name now")
+    if not is_of_kind(found.st_mode):
+        raise _Stop("refused", f"it is of another kind ({stat.filemode(found.st_mode)})")
+    if found.st_uid != os.geteuid():
+        raise _Stop("refused", f"it belongs to user {found.st_uid}")
+    if found.st_nlink != 1:
+        raise _Stop("refused", f"it has {found.st_nlink} names")
+
+
+def _open(folder: int, name: str) -> int:
+    # O_NONBLOCK: where somebody has a lease on it, an open would wait for up to 45 s (lease-break-time).
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except BlockingIOError:
+        raise _Stop("busy", "somebody has a lease on it") from None
+
+
+# ------------------------------------------------------------------------------------------- leases
+
+
+def _take_lease(file: int) -> None:
+    # Whoever opens the file now makes the kernel send a signal, and the default one, SIGIO, would end this process.
+    fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        raise _Stop("busy", "somebody has it open or mapped") from None
+    except OSError as problem:
+        raise _Stop("unknown", f"its file system does not tell who has it ({problem.strerror})") from None
+
+
+def _has_lease(file: int) -> bool:
+    """Whether nobody waits to open it: then the kernel has begun to take the lease away."""
+    return fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK
+
+
+def _see_refused(path: str) -> None:
+    if _is_bound(path):
+        raise _Stop("busy", "somebody is bound to it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
+        try:
+            caller.connect(path)
+        except ConnectionRefusedError:
+            return
+        except FileNotFoundError:
+            raise
+        except OSError as problem:  # EAGAIN: its queue is full; EPROTOTYPE: it is a socket of another kind, and lives
+            raise _Stop("busy", f"somebody is bound to it ({problem.strerror})") from None
+    raise _Stop("busy", "somebody answers on it")
+
+
+def _is_bound(path: str) -> bool:
+    """Whether the kernel lists a socket of this name; one that is bound and does not listen refuses connections."""
+    wanted = b" " + os.fsencode(path)
+    with open("/proc/net/unix", "rb") as file:  # noqa: PTH123
+        return any(line.rstrip(b"\n").endswith(wanted) for line in file)
+
+
+# ----------------------------------------------------------------------------------------- removing
+
+
+def _take_away(folder: int, name: str, meant: FileId, is_still_free: Callable[[], bool]) -> None:
+    """Rename it to a name that nobody knows, see that nobody was faster, and only then unlink it.
+
+    Without the renaming, a process that waits in ``open()`` gets a file without a name.
+    """
+    _see_the_same(folder, name, meant)
+    private = f"{PRIVATE}{os.urandom(12).hex()}"
+    os.rename(name, private, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        _see_the_same(folder, private, meant)
+        _see_free(is_still_free)
+        os.unlink(private, dir_fd=folder)
+    except BaseException:
+        _put_back(folder, private, name)
+        raise
+
+
+def _see_free(is_still_free: Callable[[], bool]) -> None:
+    if not is_still_free():
+        raise _Stop("busy", "somebody opened it at this moment")
+
+
+def _see_the_same(folder: int, name: str, meant: FileId) -> None:
+    found = _look(folder, name)
+    if (found.st_dev, found.st_ino) != meant:
+        raise _Stop("refused", "another file has this name now")
+
+
+def _put_back(folder: int, private: str, name: str) -> None:
+    # link(2) replaces nothing: where a new file has the name already, the old one keeps the private name.
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.link(private, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            raise _Stop("busy", f"another file took its name meanwhile; it is kept as {private}") from None
+        except PermissionError:  # a file of somebody else's, which may not be linked (fs.protected_hardlinks)
+            os.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
+        else:
+            os.unlink(private, dir_fd=folder)
