@@ -34,6 +34,14 @@ def test_a_dead_worker_and_others_that_hang_on_are_broken(code):
     assert verdict.confidence == ("high" if isinstance(code, int) else "medium")
 
 
+def test_the_phase_is_that_of_the_death_and_not_the_one_into_which_the_others_went_on():
+    told = Story(members=TWO).goes(22, **BUSY, lines=("Starting to load model",)).loses(103, -9)
+    told.goes(4, **BUSY, lines=("Loading weights took 3 s",)).goes(40)
+    broken = first(watch(told.samples), "broken")
+    assert broken.place.phase == "kv-cache"
+    assert broken.verdict.phase == "weights-load"
+
+
 def test_a_worker_that_ended_with_0_is_not():
     assert "broken" not in seen(watch(loaded(members=TWO).loses(103, 0).goes(60).samples))
 

@@ -70,6 +70,7 @@ async def test_s3_the_scheduler_killed_is_named_although_the_server_kills_itself
 async def test_s4_a_deadlock_in_the_forward_pass_is_found_before_its_own_watchdog(sglang, table):
     async with sglang(fault="serve-lock", HG_AFTER="80") as watch:
         await watch.until_ready()
+        await watch.until(lambda: WARMED_UP in watch.log, "the end of its own warm-up")
         watch.ask()
         stuck = await watch.until_verdict("stuck")
         assert "watchdog timeout" not in watch.log
