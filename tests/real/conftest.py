@@ -48,9 +48,15 @@ def tiny_gpt2(sglang_env, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def table():
-    """One row a scenario; ``HANGGUARD_TABLE`` names the file that becomes the page of the documentation."""
+def table(request):
+    """One row a scenario; ``HANGGUARD_TABLE`` names the file that becomes the page of the documentation.
+
+    Rows of an earlier run stay where their test was not run, and never beside a test that failed.
+    """
     made = Table()
     yield made
     if made.rows and (name := os.environ.get("HANGGUARD_TABLE")):
-        Path(name).write_text(made.text())
+        page = Path(name)
+        if page.exists() and not request.session.testsfailed:
+            made.keep(page.read_text())
+        page.write_text(made.text())

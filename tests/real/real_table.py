@@ -12,13 +12,16 @@ _PATH = re.compile(r"(?<![\w.])(?:/[^\s/]+)+/")
 _PREFIX = re.compile(r"\(\w+ pid=\d+\) ERROR [\d-]+ [\d:]+ \[\S+\] |\[\d{4}-[\d :-]+\] ")
 """What stands before a line of the log: who said it, and when."""
 
+_ROW = re.compile(r"\| [VS]\d")
+
 HEAD = """\
 # Real engines
 
 Faults in the real vLLM and the real SGLang, on the CPU, each found by a watch that only reports, and by one look of
 `hangguard diagnose` from another environment while it hung. Every row is a test (`tests/real/test_full_*.py`) that
 asserts verdict, kind, phase and the first suspect, that nothing of the server lives afterwards, and that a program of
-the same title beside it does. This page is written by one command and by nothing else:
+the same title beside it does. This page is written by one command and by nothing else; of a part (`-- -k s4`) it writes
+the rows anew and keeps the others:
 
 ```console
 $ nox -s real-full
@@ -28,10 +31,11 @@ $ nox -s real-full
 
 *Seconds*: from the last movement to the verdict; for an end, from what was done to the verdict that tells it. *One
 look*: what it said, and how long the whole program took, on a machine that the server keeps busy too. *Left*: what was
-still there of the server's in `/dev/shm` after the proof; it is listed in the release, and never deleted.
+still there of the server's in `/dev/shm` after the proof; it is listed in the release, and never deleted. *Run*: when,
+and with which version of the engine.
 
-| | fault | verdict | phase | first suspect | seconds | one look | release |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| | fault | verdict | phase | first suspect | seconds | one look | release | run |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -40,24 +44,29 @@ class Table:
     """One row a scenario, in the order of their numbers."""
 
     rows: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    engines: dict[str, str] = field(default_factory=dict)
 
     def add(self, number, fault, watch, verdict, *, healthy=""):
         """Add what was found; ``healthy`` instead of a verdict where nothing must be found."""
-        self.engines[watch.launch.engine] = watch.launch.version or "(version not found)"
         looks = "; ".join(str(look) for look in watch.looks)
         cells = (healthy, "", "", "") if verdict is None else _found(watch, verdict)
-        self.rows[number] = (number, fault, *cells, looks or "-", _release(watch))
+        run = f"{time.strftime('%Y-%m-%d')}, {watch.launch.version or '(version not found)'}"
+        self.rows[number] = tuple(map(_cell, (number, fault, *cells, looks or "-", _release(watch), run)))
+
+    def keep(self, page):
+        """Take from an earlier page the rows that were not made now."""
+        for line in page.splitlines():
+            if _ROW.match(line):
+                cells = tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+                self.rows.setdefault(cells[0], cells)
 
     def text(self):
         """Return the page."""
-        engines = ", ".join(f"{name} {version}" for name, version in sorted(self.engines.items(), reverse=True))
         machine = (
-            f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores ({platform.machine()}), {platform.system()} "
-            f"{platform.release().partition('-')[0]}, Python {platform.python_version()}; {engines}."
+            f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()} "
+            f"{platform.release().partition('-')[0]}, Python {platform.python_version()}."
         )
         rows = sorted(self.rows.values(), key=lambda row: _order(row[0]))
-        return HEAD.format(machine=machine) + "".join(f"| {' | '.join(map(_cell, row))} |\n" for row in rows)
+        return HEAD.format(machine=machine) + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _found(watch, verdict):

@@ -17,6 +17,11 @@ HANGS_ON = 10.0
 """Seconds that members may outlive a dead one before they count as hanging on. The longest healthy farewell that was
 measured is the 5 s of SGLang before its crash diagnostics; a vLLM tree was gone 3 to 6 s after a death."""
 
+ONE_LOOK = 1.5
+"""Seconds within which nobody knows which of two deaths was the first."""
+
+SIGABRT = 6
+
 WEDGED_FOR = 30.0
 """Seconds in one wait inside the driver. Memory registration and the freeing of large pools last for seconds."""
 
@@ -129,25 +134,40 @@ def _phase_at(memory: Memory, t: float) -> Phase | None:
 def first_dead(memory: Memory, tree: Tree) -> Departed | None:
     """Return the member whose death nobody made good: one that the engine names and that did not end with 0.
 
+    Of those that ended within one look, the one that a signal ended: the others may have ended because of it (a peer
+    that is gone is an error in every collective). SIGABRT is sent by a program to itself.
+    """
+    missed = [member for member in tree.departed if _is_missed(memory, tree, member)]
+    if not missed:
+        return None
+    first = min(member.noticed_at for member in missed)
+    together = [member for member in missed if member.noticed_at - first <= ONE_LOOK]
+    return next((member for member in together if _was_killed(member)), together[0])
+
+
+def _was_killed(member: Departed) -> bool:
+    return isinstance(member.exit_code, int) and member.exit_code < 0 and member.exit_code != -SIGABRT
+
+
+def _is_missed(memory: Memory, tree: Tree, member: Departed) -> bool:
+    """Whether the engine names it, it did not end with 0, and nobody took its place.
+
     Those are its workers, and what else gave itself a title (SGLang's detokenizer: a server without one answers
     nobody, sglang#21471). Children between fork and exec bear the title of their parent: one that was seen only once
     is none of them. Where the engine names no workers, a program that has answered may have lost a helper that it
     can do without: there only a death by a signal before it was ready counts.
     """
-    for member in tree.departed:
-        if member.exit_code == 0 or member.title == "" or matches(TRACKERS, member.title):
-            continue
-        if (member.pid, member.started) == memory.root or COMPILERS.search(member.title):
-            continue
-        titled = _TITLED_ITSELF.match(member.title) and matches(memory.rules.front_end, member.title)
-        named = bool(titled) or matches(memory.rules.workers, member.title)
-        if named and (member.pid, member.started) not in memory.trouble.settled:
-            continue
-        by_signal = isinstance(member.exit_code, int) and member.exit_code < 0
-        nameless = not memory.rules.workers and by_signal and memory.ready_at is None
-        if (named or nameless) and not _is_replaced(member, tree):
-            return member
-    return None
+    if member.exit_code == 0 or member.title == "" or matches(TRACKERS, member.title):
+        return False
+    if (member.pid, member.started) == memory.root or COMPILERS.search(member.title):
+        return False
+    titled = _TITLED_ITSELF.match(member.title) and matches(memory.rules.front_end, member.title)
+    named = bool(titled) or matches(memory.rules.workers, member.title)
+    if named and (member.pid, member.started) not in memory.trouble.settled:
+        return False
+    by_signal = isinstance(member.exit_code, int) and member.exit_code < 0
+    nameless = not memory.rules.workers and by_signal and memory.ready_at is None
+    return (named or nameless) and not _is_replaced(member, tree)
 
 
 def _is_replaced(dead: Departed, tree: Tree) -> bool:
