@@ -46,13 +46,14 @@ def test_the_phase_is_that_of_the_death_and_not_the_one_into_which_the_others_we
     ("codes", "first_pid"), [((1, -9), 103), ((-9, 1), 102), ((1, 1), 102), ((-6, -9), 103), ((-6, 1), 102)]
 )
 def test_of_those_that_ended_within_one_look_the_killed_one_is_the_first(codes, first_pid):
-    third = replace(OTHER, pid=104)
+    third = replace(OTHER, pid=104, title="ENGINE::Worker_2")
     told = loaded(members=(*TWO, third)).loses(102, codes[0]).loses(103, codes[1])
     assert first(watch(told.goes(40).samples), "broken").verdict.suspects[0].pid == first_pid
 
 
 def test_a_death_some_seconds_before_is_the_first_whatever_ended_it():
-    told = loaded(members=(*TWO, replace(OTHER, pid=104))).loses(102, 1).goes(3).loses(103, -9)
+    third = replace(OTHER, pid=104, title="ENGINE::Worker_2")
+    told = loaded(members=(*TWO, third)).loses(102, 1).goes(3).loses(103, -9)
     assert first(watch(told.goes(40).samples), "broken").verdict.suspects[0].pid == 102
 
 
