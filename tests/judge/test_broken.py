@@ -57,6 +57,14 @@ def test_a_death_some_seconds_before_is_the_first_whatever_ended_it():
     assert first(watch(told.goes(40).samples), "broken").verdict.suspects[0].pid == 102
 
 
+def test_a_worker_that_was_seen_only_once_counts_and_a_child_with_its_parents_title_does_not():
+    worker = Member(104, "ENGINE::Worker_2", 100, 40, OTHER.at)
+    child = replace(worker, pid=105, title=OTHER.title, parent=OTHER.pid)
+    for member, verdict in ((worker, "broken"), (child, "stuck")):
+        told = loaded(members=TWO).gains(member).goes(1).loses(member.pid, -9).goes(40)
+        assert {"broken", "stuck"} & seen(watch(told.samples)) == {verdict}
+
+
 def test_a_worker_that_ended_with_0_is_not():
     assert "broken" not in seen(watch(loaded(members=TWO).loses(103, 0).goes(60).samples))
 

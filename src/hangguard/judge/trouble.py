@@ -90,7 +90,8 @@ class Trouble:
     members: frozenset[tuple[int, int]] = frozenset()
     """Identities of the last tree that was seen."""
     settled: frozenset[tuple[int, int]] = frozenset()
-    """Those that were there in two trees in succession: no children on their way from fork to exec."""
+    """No children on their way from fork to exec: they were there in two trees in succession, or have a title of their
+    own and not that of their parent."""
     dumping_until: float = 0.0
     """Until when the engine says that it gathers what its crash left, monotonic."""
 
@@ -130,7 +131,9 @@ def _note_members(trouble: Trouble, tree: Tree) -> Trouble:
     now = frozenset(p.identity for p in tree.members)
     gone = frozenset((d.pid, d.started) for d in tree.departed)
     kept = trouble.settled & (now | gone)
-    return replace(trouble, members=now, settled=kept | (trouble.members & now))
+    titles = {p.pid: p.title for p in tree.members}
+    own = frozenset(p.identity for p in tree.members if titles.get(p.parent, p.title) != p.title)
+    return replace(trouble, members=now, settled=kept | own | (trouble.members & now))
 
 
 def _note_boards(trouble: Trouble, gpus: tuple[Gpu, ...], pids: set[int]) -> Trouble:
