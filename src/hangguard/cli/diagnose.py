@@ -101,11 +101,11 @@ def print_lines(lines: Iterable[Line]) -> None:
     width = min(WIDEST, shutil.get_terminal_size().columns) if console.is_terminal else None
     for line in lines:
         for number, piece in enumerate(_wrapped(line, width)):
-            console.print(Text(" " * (line.indent + (2 if number else 0)) + piece, line.style))
+            console.print(Text(" " * (line.indent + (line.hang if number else 0)) + piece, line.style))
 
 
 def _wrapped(line: Line, width: int | None) -> list[str]:
-    room = None if width is None else max(30, width - line.indent - 2)
+    room = None if width is None else max(30, width - line.indent - line.hang)
     if room is None or len(line.text) <= room:
         return [line.text]
     return textwrap.wrap(line.text, room, break_on_hyphens=False, break_long_words=False)
