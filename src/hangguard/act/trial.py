@@ -69,11 +69,8 @@ async def _look_at(link: Link, *, within: float) -> GuardianTrial:
         return GuardianTrial(stacks=found, wait_channel=found)
     process, channel, py_spy = found
     (stack,) = _as_tuple(await take_stacks((process,), within=0.7 * within, reader=read_directly))
-    readable = stack if isinstance(stack, Unseen) else stack.threads
-    who = "hangguard itself"
-    if not isinstance(readable, Unseen) and py_spy:
-        who = "py-spy or hangguard itself"
-    return GuardianTrial(stacks=readable if isinstance(readable, Unseen) else who, wait_channel=channel, py_spy=py_spy)
+    threads = stack if isinstance(stack, Unseen) else stack.threads
+    return GuardianTrial(stacks=threads if isinstance(threads, Unseen) else None, wait_channel=channel, py_spy=py_spy)
 
 
 def _as_tuple(stacks: Any) -> tuple[Any, ...]:

@@ -138,8 +138,9 @@ class GuardianTrial:
 
     problem: str = ""
     """Why it does not work; empty: it does."""
-    stacks: str | Unseen = NOT_ASKED
-    """Who could read its Python stacks: as it is our child, the server's will be as easy to read, or as hard."""
+    stacks: Unseen | None = NOT_ASKED
+    """Why its Python stacks cannot be read; ``None``: they can. It is our child as the server will be its: where the
+    server keeps its user, the one is as easy to read as the other."""
     wait_channel: str | Unseen = NOT_ASKED
     """The kernel function in which it slept; empty: the kernel does not tell."""
     py_spy: str = ""

@@ -80,11 +80,11 @@ def _head(preflight: Preflight) -> Iterable[Line]:
     yield Line(f"Nothing stands in the way{rest}", style="bold green")
     after = duration(preflight.patience)
     if preflight.patience <= preflight.best_patience:
-        yield Line(f"A start that hangs will be called a hang after {after}: all that this takes can be seen")
+        yield Line(f"A start that hangs is given up after {after}: all that this takes can be seen")
         return
     slow = dict.fromkeys(check.what for check in preflight.checks if check.patience == preflight.patience)
     best = duration(preflight.best_patience)
-    yield Line(f"A start that hangs will be called a hang after {after} instead of {best}: see {', '.join(slow)}")
+    yield Line(f"A start that hangs is given up after {after} instead of {best}: see {', '.join(slow)}")
 
 
 def _row(check: Check, best: float) -> Iterable[Line]:
@@ -99,6 +99,6 @@ def _row(check: Check, best: float) -> Iterable[Line]:
 
 def _costs(check: Check, best: float) -> Iterable[str]:
     if check.patience is not None and check.patience > best:
-        yield f"costs: a hang is called after {duration(check.patience)} instead of {duration(best)}"
+        yield f"costs: a start that hangs is given up after {duration(check.patience)} instead of {duration(best)}"
     if check.loses:
         yield f"lost: {check.loses}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hangguard.changes import has_flag
 from hangguard.facts import Check, Permissions, Unseen
-from hangguard.judge.checks.ground import Ground
+from hangguard.judge.checks.ground import Ground, unseen
 from hangguard.judge.serving import SILENT_FOR, SILENT_WITHOUT_STACKS
 
 
@@ -67,7 +67,7 @@ def stacks(ground: Ground) -> Iterator[Check]:
         )
     else:
         py_spy = "" if trial.py_spy else "; py-spy, which knows more Pythons, is not installed"
-        yield Check(what="stacks", answer="good", found=f"{trial.stacks} could read those of a child{py_spy}")
+        yield Check(what="stacks", answer="good", found=f"those of a child of hangguard's can be read{py_spy}")
 
 
 def _how_to_trace(rights: Permissions | Unseen) -> str:
@@ -92,7 +92,10 @@ def wait_channels(ground: Ground) -> Iterator[Check]:
             found=reason,
             patience=ground.without_proof,
             loses="whether a process sleeps for a time, or until another one acts",
-            helps="a kernel with CONFIG_KALLSYMS, and no sandbox that hides /proc/PID/wchan",
+            # fs/proc/base.c, proc_pid_wchan: it needs what reading the stacks needs, and the names of functions.
+            helps=_how_to_trace(ground.seen.permissions)
+            if isinstance(trial.stacks, Unseen)
+            else "a kernel with CONFIG_KALLSYMS, and no sandbox that hides /proc/PID/wchan",
         )
     else:
         yield Check(what="wait channels", answer="good", found=f"a sleeping child is in {trial.wait_channel}")
