@@ -75,7 +75,7 @@ def preflight(
     """Look around before a launch: what can be seen here, what cannot, what that costs, and the line that gives it.
 
     Nothing is changed, no file is written, and nothing that the command names is executed. The parameters are those of
-    :func:`supervise`; ``command`` may be a :class:`Launch` as well.
+    :func:`supervise`; ``command`` may be a :class:`Launch` as well, which has its own URL, environment and directory.
 
     :param limits: with which the server will be watched: time limits of the engine are compared with them.
     :param within: seconds for all of it. What has not answered by then is unseen.

@@ -340,7 +340,7 @@ def test_a_lock_that_was_left_behind_is_named_and_left_and_one_that_is_built_beh
     assert row(run(tmp_path, *words(), env=env), "lock files")["answer"] == "good"
 
 
-async def test_a_run_that_goes_on_is_told_apart_from_one_that_nobody_guards(tmp_path):
+def test_a_run_that_goes_on_is_told_apart_from_one_that_nobody_guards(tmp_path):
     """Both guardian and program killed at once: the server stays, and is found by the log that it writes."""
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     place = str(tmp_path / "state/hangguard/runs")

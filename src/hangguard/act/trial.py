@@ -68,13 +68,9 @@ async def _look_at(link: Link, *, within: float) -> GuardianTrial:
     if isinstance(found, Unseen):
         return GuardianTrial(stacks=found, wait_channel=found)
     process, channel, py_spy = found
-    (stack,) = _as_tuple(await take_stacks((process,), within=0.7 * within, reader=read_directly))
-    threads = stack if isinstance(stack, Unseen) else stack.threads
+    stacks = await take_stacks((process,), within=0.7 * within, reader=read_directly)
+    threads = stacks if isinstance(stacks, Unseen) else stacks[0].threads
     return GuardianTrial(stacks=threads if isinstance(threads, Unseen) else None, wait_channel=channel, py_spy=py_spy)
-
-
-def _as_tuple(stacks: Any) -> tuple[Any, ...]:
-    return (stacks,) if isinstance(stacks, Unseen) else tuple(stacks)
 
 
 def _seen_as_process(pid: int, started: int) -> tuple[Process, str | Unseen, str]:

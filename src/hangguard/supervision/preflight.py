@@ -18,7 +18,7 @@ from hangguard.judge.checks import Ground, check_all, patience_over
 from hangguard.launching import read_command
 from hangguard.redact import redact, secrets_of
 from hangguard.supervision.machine import in_time
-from hangguard.supervision.surroundings import Look
+from hangguard.supervision.surroundings import LookAround
 
 WITHIN = 8.0
 """Seconds for all of it: with what must be let go afterwards, and the start of the program, under 10."""
@@ -42,7 +42,7 @@ async def apreflight(
     if not 0.0 < within < float("inf"):
         raise BadLaunch(f"within is {within!r}", advice="It must be a number of seconds above zero")
     launch, known = await _read(command, engine, url=url, env=env, cwd=cwd, within=READING * within)
-    seen = await Look(launch, known, run_dir, within - (time.monotonic() - began)).take()
+    seen = await LookAround(launch, known, run_dir, within - (time.monotonic() - began)).take()
     secrets = secrets_of(launch)
     # Before it is judged: what is refused carries what was seen of a stranger.
     ground = Ground(launch=launch, engine=known, rules=rules_for(known, launch, limits), seen=redact(seen, secrets))

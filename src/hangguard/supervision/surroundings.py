@@ -64,7 +64,7 @@ MOST_TITLES = 32
 Source = Callable[[], Awaitable[Any]]
 
 
-class Look:
+class LookAround:
     """One look around a launch."""
 
     def __init__(self, launch: Launch, engine: Engine, run_dir: str | os.PathLike[str] | None, within: float) -> None:
