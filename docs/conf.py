@@ -11,6 +11,8 @@ from hangguard.engines.answered import Answered
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import PHASES
 from hangguard.judge import asking, asks, boards, broken, patience, progress, served, serving, startup, stillness
+from hangguard.judge.checks import CHECKS, room
+from hangguard.judge.checks.ground import size
 from hangguard.supervision.run import additions
 from hangguard.wrappers import WRAPPERS
 
@@ -88,6 +90,19 @@ myst_substitutions = {
         )
         for name in names
     },
+    **{
+        name: size(getattr(room, name))
+        for name in (
+            "SHM_FOR_RANKS",
+            "SHM_FOR_ONE",
+            "MEMORY_FOR_FRONT_END",
+            "MEMORY_FOR_RANK",
+            "CACHE_ROOM",
+            "LOG_ROOM",
+        )
+    },
+    **{name: number(getattr(room, name)) for name in ("FEW_FILES", "TASKS_FOR_RANK")},
+    "checks": "\n".join(f"- {(check.__doc__ or '').splitlines()[0]}" for check in CHECKS),
     "APART": number(stillness.APART),
     "INSIDE_CHANNELS": ", ".join(f"`{channel}`" for channel in stillness.INSIDE_CHANNELS),
     "BYTE_RATE": number(progress.BYTE_RATE / KIB),

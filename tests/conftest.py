@@ -21,7 +21,7 @@ LONG = frozenset(
         # Every Python that is found here, read thousands of times.
         "test_last_words.py", "test_pystacks.py",
         # Dozens of whole launches: as somebody uses it, interrupts it, writes it down wrongly.
-        "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_use.py",
+        "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_preflight.py", "test_use.py",
         # Calls into the driver that never return, each until its deadline.
         "test_faults.py",
     }

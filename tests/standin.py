@@ -34,6 +34,7 @@ class StandInGpus:
         self._figures = {index: self._idle(index) for index in range(count)}
         self._switches = []
         self._events = []
+        self._driver = ("580.159.03", 13000)
         self._write()
 
     @staticmethod
@@ -78,6 +79,11 @@ class StandInGpus:
         self._switches.append(f"fail {function} {code} {gpu if gpu is not None else ''}")
         self._write()
 
+    def drive(self, version, cuda):
+        """Let the driver be another version; ``cuda`` is 1000 times the major and 10 times the minor number."""
+        self._driver = (version, cuda)
+        self._write()
+
     def heal(self):
         """Take back every hang and failure; calls that hang already stay so."""
         self._switches = []
@@ -107,7 +113,7 @@ class StandInGpus:
         }
 
     def _write(self):
-        lines = [f"gpus {len(self._figures)}"]
+        lines = [f"gpus {len(self._figures)}", f"driver {self._driver[0]} {self._driver[1]}"]
         for index, figures in self._figures.items():
             plain = ("uuid", "name", "utilization", "power", "events", "ecc")
             lines += [f"{key} {index} {figures[key]}" for key in plain]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Ask as Ask
     from hangguard.facts import Attempt as Attempt
     from hangguard.facts import Broken as Broken
+    from hangguard.facts import Check as Check
     from hangguard.facts import Communicator as Communicator
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Metric as Metric
     from hangguard.facts import Moving as Moving
     from hangguard.facts import Port as Port
+    from hangguard.facts import Preflight as Preflight
     from hangguard.facts import Process as Process
     from hangguard.facts import QuietRoute as QuietRoute
     from hangguard.facts import Ready as Ready
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from hangguard.looking import Watch as Watch
     from hangguard.looking import attach as attach
     from hangguard.looking import diagnose as diagnose
+    from hangguard.looking import preflight as preflight
     from hangguard.observe import Observer as Observer
     from hangguard.observe import Target as Target
     from hangguard.supervision.attach import AsyncWatch as AsyncWatch
@@ -115,6 +118,7 @@ if TYPE_CHECKING:
     from hangguard.supervision.handle import AsyncServer as AsyncServer
     from hangguard.supervision.look import Look as Look
     from hangguard.supervision.look import Missing as Missing
+    from hangguard.supervision.preflight import apreflight as apreflight
     from hangguard.supervision.retry import Retry as Retry
     from hangguard.sync import Server as Server
     from hangguard.sync import Supervision as Supervision
@@ -129,10 +133,10 @@ _HOMES = {
         "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
         "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
         "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "Marker", "Measure", "Metric",
-        "Moving", "Port", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
+        "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
         "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
@@ -141,7 +145,7 @@ _HOMES = {
         "step",
     ),
     "launching": ("read_command",),
-    "looking": ("Attachment", "Watch", "attach", "diagnose"),
+    "looking": ("Attachment", "Watch", "attach", "diagnose", "preflight"),
     "observe": ("Observer", "Target"),
     "supervision.attach": ("AsyncWatch",),
     "supervision.diagnose": ("adiagnose",),
@@ -152,6 +156,7 @@ _HOMES = {
     "supervision.found": ("FoundServer",),
     "supervision.handle": ("AsyncServer",),
     "supervision.look": ("Look", "Missing"),
+    "supervision.preflight": ("apreflight",),
     "supervision.retry": ("Retry",),
     "sync": ("Server", "Supervision", "supervise"),
 }  # fmt: skip

@@ -44,19 +44,11 @@ def find_installed(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]
     """Look for the engine where the interpreter that will run it looks."""
     if not engine.distributions or engine.recognise(argv) is None:
         return Installed()
-    unwrapped = unwrap(argv)
-    env = variables_behind(argv, env)
-    for layer in unwrapped.layers:
-        cwd = folder_behind(argv, layer, cwd)
-        if layer.wrapper.python == "hidden":
-            return Installed()  # the wrapper's own note says so
-        if layer.wrapper.python != "path":
-            programs = programs_of(argv, layer, env, cwd)
-            if programs is None:
-                shown = layer.wrapper.shown
-                return Installed(notes=(f"the environment of {shown} was not found: the version is not known",))
-            env = {**env, "PATH": f"{programs}{os.pathsep}{env.get('PATH', os.defpath)}"}
-    for site in _site_folders(argv[unwrapped.start], env, cwd):
+    behind = _behind_wrappers(argv, env, cwd)
+    if isinstance(behind, Installed):
+        return behind
+    env, cwd = behind
+    for site in _site_folders(argv[unwrap(argv).start], env, cwd):
         version = _version_in(site, engine.distributions)
         if version is not None:
             options = _options_in(site, engine.option_sources)
@@ -69,6 +61,10 @@ def versions_beside(
     engine: Engine, argv: tuple[str, ...], env: Mapping[str, str], cwd: str, names: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
     """Return the versions of these distributions, found where the engine itself is."""
+    behind = _behind_wrappers(argv, env, cwd)
+    if isinstance(behind, Installed):
+        return ()
+    env, cwd = behind
     for site in _site_folders(argv[unwrap(argv).start], env, cwd):
         if _version_in(site, engine.distributions) is not None:
             found = ((name, _version_in(site, (name,))) for name in (*engine.distributions, *names))
@@ -77,6 +73,24 @@ def versions_beside(
 
 
 # ----------------------------------------------------------------------------------------- interpreters
+
+
+def _behind_wrappers(
+    argv: tuple[str, ...], env: Mapping[str, str], cwd: str
+) -> tuple[Mapping[str, str], str] | Installed:
+    """Return environment and directory of the server behind its wrappers; nothing found where one of them hides it."""
+    env = variables_behind(argv, env)
+    for layer in unwrap(argv).layers:
+        cwd = folder_behind(argv, layer, cwd)
+        if layer.wrapper.python == "hidden":
+            return Installed()  # the wrapper's own note says so
+        if layer.wrapper.python != "path":
+            programs = programs_of(argv, layer, env, cwd)
+            if programs is None:
+                shown = layer.wrapper.shown
+                return Installed(notes=(f"the environment of {shown} was not found: the version is not known",))
+            env = {**env, "PATH": f"{programs}{os.pathsep}{env.get('PATH', os.defpath)}"}
+    return env, cwd
 
 
 def _site_folders(word: str, env: Mapping[str, str], cwd: str) -> Iterator[Path]:

@@ -1,12 +1,13 @@
-"""A server that somebody else started: one look at it, or a watch over it. Both faces; the blocking one by a portal.
+"""Looks without a launch of ours: at a server that somebody else started, and around one that is to be started.
 
-:func:`diagnose` blocks and :func:`adiagnose` is awaited. :func:`attach` returns what ``with`` and ``async with`` enter.
+:func:`diagnose` and :func:`preflight` block, :func:`adiagnose` and :func:`apreflight` are awaited. :func:`attach`
+returns what ``with`` and ``async with`` enter. The blocking faces go through a portal.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -16,13 +17,15 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hangguard.engines.base import Engine
 from hangguard.errors import WrongProcess
-from hangguard.facts import Diagnosis, Launch, Limits, Release, Sample, Verdict
+from hangguard.facts import Diagnosis, Launch, Limits, Preflight, Release, Sample, Verdict
 from hangguard.supervision.announcer import Hook, Subscription
 from hangguard.supervision.attach import AsyncAttachment, AsyncWatch, Attaching
 from hangguard.supervision.diagnose import WITHIN, adiagnose
 from hangguard.supervision.events import Event
 from hangguard.supervision.found import FoundServer
 from hangguard.supervision.look import Look
+from hangguard.supervision.preflight import WITHIN as PREFLIGHT_WITHIN
+from hangguard.supervision.preflight import apreflight
 from hangguard.supervision.run import OnHang
 
 T = TypeVar("T")
@@ -55,6 +58,35 @@ def diagnose(
     """
     question = partial(adiagnose, target, url=url, pid=pid, engine=engine, log=log, canary=canary, within=within)
     with start_blocking_portal("asyncio") as portal:  # in a thread of its own: it works inside a running loop too
+        return portal.call(question)
+
+
+def preflight(
+    command: str | Sequence[str] | Launch,
+    *,
+    engine: str | Engine | None = None,
+    url: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    limits: Limits | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    within: float = PREFLIGHT_WITHIN,
+) -> Preflight:
+    """Look around before a launch: what can be seen here, what cannot, what that costs, and the line that gives it.
+
+    Nothing is changed, no file is written, and nothing that the command names is executed. The parameters are those of
+    :func:`supervise`; ``command`` may be a :class:`Launch` as well, which has its own URL, environment and directory.
+
+    :param limits: with which the server will be watched: time limits of the engine are compared with them.
+    :param within: seconds for all of it. What has not answered by then is unseen.
+
+    What ``supervise`` would raise for certain stands in :attr:`Preflight.refusals`, and nothing else is refused. Raises
+    :class:`BadLaunch` for a command that cannot be understood.
+    """
+    question = partial(
+        apreflight, command, engine=engine, url=url, env=env, cwd=cwd, limits=limits, run_dir=run_dir, within=within
+    )
+    with start_blocking_portal("asyncio") as portal:
         return portal.call(question)
 
 

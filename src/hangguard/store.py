@@ -64,6 +64,16 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
     return RunFolder(run_id=run_id, path=None, lost=tuple(lost), known_secrets=known)
 
 
+def places_of_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
+    """Return where the folder of a run may be made, the best place first; the temporary ones come last.
+
+    Nothing is tried: :func:`tempfile.gettempdir` would write a file into each.
+    """
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))  # as tempfile looks for them
+    temporary = (*filter(None, named), "/tmp", "/var/tmp")  # noqa: S108 - looked at
+    return (*(str(base.absolute()) for base in _bases(run_dir)), *dict.fromkeys(map(os.path.abspath, temporary)))
+
+
 def _bases(run_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
     if run_dir is not None:
         return (Path(run_dir),)

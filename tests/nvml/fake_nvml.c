@@ -8,6 +8,7 @@
  *     mig 0 MIG-… MIG-…         (the slice at index N is of GPU instance N + 1)
  *     events 0 TYPES            ecc 0 UNCORRECTED          rows 0 CORRECTED UNCORRECTED PENDING FAILED
  *     fabric 0 STATE STATUS HEALTH
+ *     driver VERSION CUDA               (CUDA as 1000 * major + 10 * minor)
  *     event GPU TYPE DATA INSTANCE      one line an event, told once to every event set that was open by then
  *     hang FUNCTION [GPU]       fail FUNCTION CODE [GPU]
  * Every opening appends the caller's pid to STATE.opened. Built with -DOLD_DRIVER it lacks what drivers
@@ -91,6 +92,31 @@ int nvmlInitWithFlags(unsigned flags) {
 
 int nvmlShutdown(void) { return SUCCESS; }
 const char *nvmlErrorString(int code) { (void)code; return "an error of the stand-in"; }
+
+/* Read the line "driver VERSION CUDA"; 1 if there is one. */
+static int driver(char *version, int *cuda) {
+    char line[LINE];
+    FILE *file = state();
+    int found = 0;
+    while (file && !found && fgets(line, sizeof line, file)) found = sscanf(line, "driver %79s %d", version, cuda) == 2;
+    if (file) fclose(file);
+    return found;
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    char value[80];
+    int cuda;
+    BEGIN(-1);
+    if (!driver(value, &cuda)) return NOT_SUPPORTED;
+    snprintf(version, size, "%s", value);
+    return SUCCESS;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *cuda) {
+    char version[80];
+    BEGIN(-1);
+    return driver(version, cuda) ? SUCCESS : NOT_SUPPORTED;
+}
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
     char line[LINE];

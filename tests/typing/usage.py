@@ -23,6 +23,7 @@ from hangguard import (
     LeftBehind,
     Limits,
     Moving,
+    Preflight,
     Ready,
     Release,
     Retry,
@@ -36,6 +37,7 @@ from hangguard import (
     Unseen,
     Verdict,
     Waiting,
+    preflight,
     supervise,
 )
 from hangguard.testing import little_server_command
@@ -45,6 +47,14 @@ def the_shortest() -> str:
     with supervise("vllm serve M --port 8000") as server:
         assert_type(server, Server)
         return server.url
+
+
+def before_the_launch() -> str:
+    look = preflight("vllm serve M --port 8000", limits=Limits(patience=30))
+    assert_type(look, Preflight)
+    for error in look.refusals:
+        raise error
+    return " ".join(f"{check.what} {check.answer} {check.helps}" for check in look.poor)
 
 
 async def asynchronous() -> None:

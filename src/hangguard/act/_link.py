@@ -35,11 +35,11 @@ async def poll_until(condition: Callable[[], bool], *, every: float = 0.02) -> N
         await anyio.sleep(every)
 
 
-async def start_guardian() -> Link:
+async def start_guardian(*, within: float = START_WITHIN) -> Link:
     lane = Lane("guardian")
     try:
         with anyio.CancelScope(shield=True):  # a guardian that starts has somebody who waits for it
-            link = await lane.ask(_start, within=START_WITHIN)
+            link = await lane.ask(_start, within=within)
     finally:
         lane.close()
     if isinstance(link, Unseen):

@@ -57,6 +57,25 @@ def run(command: tuple[str, ...], **options: object) -> int:
     return run_command(Options(command=command, **options))  # type: ignore[arg-type]
 
 
+@cli.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--engine", metavar="NAME", help="sglang, vllm or generic; read from the command if not given.")
+@click.option("--url", metavar="URL", help="Where the server will answer, for a command that does not tell.")
+@click.option("--run-dir", metavar="PATH", help="Where the run's folder will be.  [default: the user's state folder]")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def preflight(command: tuple[str, ...], **options: object) -> int:
+    """Look around before COMMAND is started: what is in its way, what cannot be seen here, and what would give it.
+
+    Nothing is changed and nothing of COMMAND is started. It refuses only what is certain; takes under 10 seconds.
+
+    Exit codes: 0 nothing stands in the way; 13 refused; 126, 127 the command cannot be executed, was not found;
+    2 usage; 1 internal error.
+    """
+    from hangguard.cli.preflight import PreflightOptions, run_preflight  # noqa: PLC0415 - others need not load it
+
+    return run_preflight(PreflightOptions(command=command, **options))  # type: ignore[arg-type]
+
+
 @cli.command()
 @click.argument("target", required=False, metavar="[PID|URL]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

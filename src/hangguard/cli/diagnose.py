@@ -100,15 +100,16 @@ def print_lines(lines: Iterable[Line]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = min(WIDEST, shutil.get_terminal_size().columns) if console.is_terminal else None
     for line in lines:
-        for number, piece in enumerate(_wrapped(line, width)):
-            console.print(Text(" " * (line.indent + (2 if number else 0)) + piece, line.style))
+        for piece in _wrapped(line, width):
+            console.print(Text(" " * line.indent + piece, line.style))
 
 
 def _wrapped(line: Line, width: int | None) -> list[str]:
-    room = None if width is None else max(30, width - line.indent - 2)
+    room = None if width is None else max(30 + line.hang, width - line.indent)
     if room is None or len(line.text) <= room:
         return [line.text]
-    return textwrap.wrap(line.text, room, break_on_hyphens=False, break_long_words=False)
+    deeper = " " * line.hang
+    return textwrap.wrap(line.text, room, subsequent_indent=deeper, break_on_hyphens=False, break_long_words=False)
 
 
 # ------------------------------------------------------------------------------------------ which one

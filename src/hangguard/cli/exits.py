@@ -44,6 +44,14 @@ def exit_code_of(failure: BaseException | None, last: Attempt | None, *, pass_th
             return _after_launch(failure, last, pass_through=pass_through)
 
 
+def exit_code_before_launch(refusals: tuple[Exception, ...]) -> int:
+    """Return the exit code for what a look before the launch came to: of the first refusal, as ``run`` gives it."""
+    if not refusals:
+        return ASKED
+    code = exit_code_of(refusals[0], None, pass_through=False)
+    return REFUSED if code == INTERNAL else code  # a guardian that does not work: seen, not a fault while it ran
+
+
 def exit_code_of_look(verdict: Verdict) -> int:
     """Return the exit code for what one look came to."""
     match verdict:

@@ -7,6 +7,8 @@ patience is not set by those starts, but by what was not measured: networks, rem
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hangguard.changes import value_of
 from hangguard.engines.base import Engine
 from hangguard.engines.common import in_range
@@ -82,11 +84,33 @@ def _within(rules: Rules, patience: float) -> float:
     return patience if cap is None else min(patience, max(cap, WINDOW))
 
 
+class EarlyTimer(NamedTuple):
+    """A limit of somebody else's that fires before one of ours."""
+
+    name: str
+    seconds: float
+    limit: str
+    """Which of ours, in words."""
+    limit_seconds: float
+    raised_by: str
+    """Options and variables that change it; empty: there is none."""
+
+
 def timer_warnings(engine: Engine, launch: Launch, limits: Limits) -> tuple[str, ...]:
     """Return one sentence for each built-in timer that would end the server before one of our limits fires.
 
     Then the engine, or a library of its, kills the evidence first: stacks, and who stood where.
     """
+    return tuple(
+        f"{timer.name} ends the server after {timer.seconds:.0f} s, before {timer.limit} ({timer.limit_seconds:.0f} s) "
+        "is over: the evidence of a hang would be lost"
+        + (f" (raise it with {timer.raised_by}, or lower the limit)" if timer.raised_by else "")
+        for timer in early_timers(engine, launch, limits)
+    )
+
+
+def early_timers(engine: Engine, launch: Launch, limits: Limits) -> tuple[EarlyTimer, ...]:
+    """Return the built-in timers that would end the server before one of our limits fires."""
     found = []
     for timer in engine.timers:
         if not timer.ends or not in_range(launch.version, timer.since, timer.until):
@@ -96,11 +120,8 @@ def timer_warnings(engine: Engine, launch: Launch, limits: Limits) -> tuple[str,
         seconds = timer_seconds(timer, launch)
         later = [(name, at) for name, at in _limits_over(timer, launch, limits) if at > seconds > 0.0]
         if later:
-            name, at = max(later, key=lambda pair: pair[1])
             how = " or ".join((*timer.options, *((timer.variable,) if timer.variable else ())))
-            raise_it = f" (raise it with {how}, or lower the limit)" if how else ""
-            found.append(f"{timer.name} ends the server after {seconds:.0f} s, before {name} ({at:.0f} s) is over: "
-                         f"the evidence of a hang would be lost{raise_it}")  # fmt: skip
+            found.append(EarlyTimer(timer.name, seconds, *max(later, key=lambda pair: pair[1]), how))
     return tuple(found)
 
 

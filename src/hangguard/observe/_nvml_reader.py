@@ -87,6 +87,7 @@ class _Driver:
         self._names: dict[int, dict[str, Any]] = {}
         """What a board was called when it could still tell."""
         self._holding = _Holding()
+        self._versions: dict[str, Any] = {}
 
     def open(self) -> None:
         self._problem = self._open()
@@ -107,6 +108,10 @@ class _Driver:
             return {"unseen": f"nvmlInit: {error}", "absent": names.get(error.value)}
         except pynvml.NVMLLibraryMismatchError as error:  # not an NVMLError
             return {"unseen": f"nvmlInit: {error}"}
+        self._versions = {
+            "version": self._ask(pynvml.nvmlSystemGetDriverVersion),
+            "cuda": self._ask(pynvml.nvmlSystemGetCudaDriverVersion),
+        }
         self._faults = _load("_nvml_faults").FaultWatch(pynvml)
         self._faults.begin()
         return None
@@ -120,7 +125,7 @@ class _Driver:
         count = self._ask(self._nvml.nvmlDeviceGetCount)
         if isinstance(count, dict):
             return count
-        return {"gpus": [self._read_gpu(index) for index in range(count)]}
+        return {"gpus": [self._read_gpu(index) for index in range(count)], "driver": self._versions}
 
     def _read_gpu(self, index: int) -> dict[str, Any]:
         nvml = self._nvml

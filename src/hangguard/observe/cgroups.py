@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hangguard.facts import Unseen
+from hangguard.facts import MemoryLimit, Unseen
 from hangguard.observe.procfs import read_bytes, read_started
 
 _V2 = "cgroup2"
@@ -89,6 +89,31 @@ class Cgroups:
         if seen:
             return any(seen)
         return next(iter(answers), Unseen("no hierarchy here can freeze a group"))
+
+    def memory_limit(self) -> MemoryLimit | Unseen:
+        """Return what the group may use, and uses: of its own limit and those above it the one that leaves least."""
+        if isinstance(self._groups, Unseen):
+            return self._groups
+        limits = [(_memory_limit(level), level) for level in self._levels("memory")]
+        found = [(limit, _memory_used(level)) for limit, level in limits if limit is not None]
+        if not found:
+            return MemoryLimit(limit_bytes=None)
+        limit, used = min(found, key=lambda pair: pair[0] - pair[1])
+        return MemoryLimit(limit_bytes=limit, used_bytes=used)
+
+    def tasks_left(self) -> int | Unseen | None:
+        """Return how many more processes and threads the group may have; ``None``: any number."""
+        if isinstance(self._groups, Unseen):
+            return self._groups
+        found = [(_number(level, "pids.max"), _number(level, "pids.current")) for level in self._levels("pids")]
+        left = [most - (now or 0) for most, now in found if most is not None]
+        return max(0, min(left)) if left else None
+
+    def _levels(self, controller: str) -> Iterator[Group]:
+        """Yield the groups that a controller may limit, and those above them."""
+        for group in () if isinstance(self._groups, Unseen) else self._groups:
+            if group.version == _V2 or controller in group.controllers:
+                yield from group.and_above()
 
     def _first(self, controller: str, read: Callable[[Group], float | Unseen]) -> tuple[str, float] | Unseen:
         """Return (which group, figure) of the hierarchy that has it. A controller is in one hierarchy only."""
@@ -179,6 +204,33 @@ def _is_frozen(group: Group) -> bool | Unseen:
     except OSError as problem:
         return Unseen(f"{path}: {problem.strerror}")
     return b"frozen 1" in text.splitlines() if group.version == _V2 else text.strip() == b"FROZEN"
+
+
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number near the largest that there is for "none" (mm/page_counter.c)."""
+
+
+def _memory_limit(group: Group) -> int | None:
+    name = "memory.max" if group.version == _V2 else "memory.limit_in_bytes"
+    limit = _number(group, name)
+    return limit if limit is not None and limit < _NO_LIMIT else None
+
+
+def _memory_used(group: Group) -> int:
+    """Return what is used without the part of the page cache that the kernel gives back first."""
+    is_new = group.version == _V2
+    used = _number(group, "memory.current" if is_new else "memory.usage_in_bytes") or 0
+    cached = _figure(group, "memory.stat", "inactive_file" if is_new else "total_inactive_file")
+    return max(0, used - (0 if isinstance(cached, Unseen) else int(cached)))
+
+
+def _number(group: Group, name: str) -> int | None:
+    """Return a file's one number; ``None``: "max", or no such file: then nothing is limited here."""
+    try:
+        text = read_bytes(f"{group.path}/{name}").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 def _read(path: str) -> str:

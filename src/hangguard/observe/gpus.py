@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from hangguard.facts import Ask, Gpu, Launch, Unseen
+from hangguard.facts import NOT_ASKED, Ask, Driver, Gpu, Launch, Unseen
 from hangguard.observe._children import Children
 from hangguard.observe._visible import choose_visible
 from hangguard.observe.lane import Lane
@@ -54,6 +54,8 @@ class GpuProbe:
         self._is_looking = False
         self._is_closed = False
         self._settled: tuple[Gpu, ...] | Unseen | None = None
+        self.driver: Driver | Unseen = NOT_ASKED
+        """What the driver said of itself in the newest look that it answered."""
 
     async def look(self, ask: Ask) -> tuple[Gpu, ...] | Unseen:
         """Return the GPUs that the launch can see, or why they cannot be seen. Cancelling it is harmless."""
@@ -127,6 +129,7 @@ class GpuProbe:
         if "unseen" in answer:
             return self._explain_absence(answer)
         try:
+            self.driver = _driver(answer.get("driver", {}))
             return choose_visible(answer["gpus"], self._env)
         except (KeyError, TypeError, ValueError) as error:
             return Unseen(f"the NVIDIA reader's answer cannot be read: {error!r}")
@@ -138,6 +141,17 @@ class GpuProbe:
             self._settled = ()  # no driver and no device file; a driver is not installed under a running program
             self._drop_reader()
         return ()
+
+
+def _driver(said: dict[str, Any]) -> Driver | Unseen:
+    """CUDA's version comes as 1000 times the major and 10 times the minor number (nvml.h)."""
+    version, cuda = said.get("version"), said.get("cuda")
+    if not isinstance(version, str) and not isinstance(cuda, int):
+        return Unseen(version["unseen"] if isinstance(version, dict) else "the driver does not tell its version")
+    return Driver(
+        version=version if isinstance(version, str) else None,
+        cuda=(cuda // 1000, cuda % 1000 // 10) if isinstance(cuda, int) else None,
+    )
 
 
 class _Reader:

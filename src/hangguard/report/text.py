@@ -33,6 +33,8 @@ class Line:
     text: str
     indent: int = 0
     style: str = ""
+    hang: int = 2
+    """How much deeper it goes on where it is broken."""
 
 
 def lines_of(look: Look) -> list[Line]:
