@@ -437,6 +437,7 @@ def test_stacks_that_cannot_be_read_cost_patience_and_the_line_fits_the_cause(sc
 
 
 def test_wait_channels_pidfds_and_pressure():
+    assert only(sight.stacks, guardian=HIDDEN).patience == PATIENCE_WITHOUT_STACKS
     silent = replace(GOOD.guardian, wait_channel="")
     assert only(sight.wait_channels, guardian=silent).patience == PATIENCE_WITHOUT_STACKS
     assert only(sight.wait_channels).answer == "good"

@@ -151,7 +151,7 @@ class Observer:
         except Exception as problem:  # noqa: BLE001 - the named edge: no probe ends the supervision
             self._complain(probe, problem)
             return Unseen(f"probe failed: {type(problem).__name__}: {problem}".removesuffix(": "))
-        return Unseen(f"no answer within {within:g} s")
+        return Unseen(f"no answer within {within:.3g} s")
 
     def _share(self, field: str, fact: object) -> None:
         if field == "tree" and isinstance(fact, (Tree, Unseen)):

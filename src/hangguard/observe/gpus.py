@@ -93,7 +93,7 @@ class GpuProbe:
                 return Unseen(f"the NVIDIA reader ended: {error}")
         if self._reader is not None and self._reader.is_overdue():
             self._drop_reader()
-        return Unseen(f"the NVIDIA driver did not answer within {self._within:g} s")
+        return Unseen(f"the NVIDIA driver did not answer within {self._within:.3g} s")
 
     async def _start_reader(self) -> _Reader | Unseen:
         if self._started >= MOST_READERS:

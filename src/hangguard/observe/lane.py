@@ -56,7 +56,7 @@ class Lane:
                     _silence(bell)
         finally:
             asked.is_awaited = False
-        return asked.answer() if asked.is_answered else Unseen(f"no answer within {within:g} s")
+        return asked.answer() if asked.is_answered else Unseen(f"no answer within {within:.3g} s")
 
     def close(self) -> None:
         """Let the thread end when it comes back. Never waits for it."""

@@ -61,7 +61,7 @@ async def read_directly(member: tuple[int, int], *, within: float) -> PythonThre
                 return PythonThreads(threads=answer, by=by)
             return understand(answer, by=by)
         await anyio.sleep(0.002)  # somebody else's question
-    return PythonThreads(threads=Unseen(f"no answer within {within:g} s"), by=by)
+    return PythonThreads(threads=Unseen(f"no answer within {within:.3g} s"), by=by)
 
 
 def _thread(thread: Mapping[str, Any]) -> ThreadStack:

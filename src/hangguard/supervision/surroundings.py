@@ -104,7 +104,7 @@ class LookAround:
 
     async def _into(self, facts: dict[str, Any], name: str, source: Source) -> None:
         """Put what a source says into the facts, or why it says nothing."""
-        facts[name] = Unseen(f"no answer within {self._within:g} s")
+        facts[name] = Unseen(f"no answer within {self._within:.3g} s")
         try:
             with anyio.move_on_after(max(0.0, self._ends_at - time.monotonic())):
                 facts[name] = await source()

@@ -52,7 +52,8 @@ def stacks(ground: Ground) -> Iterator[Check]:
     """Whether it will be seen where each process stands: tried on the guardian, a child as the server will be."""
     trial, rights = ground.seen.guardian, ground.seen.permissions
     if isinstance(trial, Unseen):
-        yield unseen("stacks", trial, means="whether they can be read was not tried")
+        means = "whether they can be read was not tried, so the worst is reckoned with"
+        yield unseen("stacks", trial, means=means, patience=ground.without_proof)
         return
     if trial.problem:
         return
