@@ -525,14 +525,19 @@ async def test_what_a_member_had_stays_known_as_long_as_it_is_there(start):
         await probe.aclose()
 
 
-async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_new_is_not(start, tmp_path):
-    process, made = start("shared", "later")
+def said_below(folder):
+    return [json.loads(path.read_text()) for path in folder.glob("*/made")]
+
+
+async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_new_is_not(start, bin_, tmp_path):
+    process, _ = start("shared", "later")
     probe = HeldFilesProbe(target(), Shared(tasks=None))
     try:
         assert await look(process.pid, probe=probe, ask=Ask()) == NOT_ASKED
         await look(process.pid, probe=probe)
         process.send_signal(signal.SIGUSR1)
-        later = await until(lambda: said_later(made))
+        later = await until(lambda: next((told for told in said_below(tmp_path) if "later" in told), {}).get("later"))
+        bin_.append(later)
 
         async def is_seen():
             seen = await look(process.pid, probe=probe, ask=Ask())
@@ -541,15 +546,6 @@ async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_n
         await until(is_seen)
     finally:
         await probe.aclose()
-
-
-def said_later(made):
-    folders = [path for path in Path(tempfile.gettempdir()).parent.rglob("made") if path.is_file()]
-    for folder in folders:
-        told = json.loads(folder.read_text())
-        if told.get("shared") == str(made["shared"]) and "later" in told:
-            return told["later"]
-    return None
 
 
 async def test_a_member_whose_memory_map_is_locked_is_named_and_hides_nobody_else(start, monkeypatch):
