@@ -273,6 +273,7 @@ class Guardian:
                 self._poll.unregister(fd)
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + self._death_grace)
+            self._due = time.monotonic()
         elif self._on_death == "stop" and self._root is not None and not (self._bye and self._stopped):
             self._begin_ending(self._death_grace)
 
@@ -398,7 +399,7 @@ class Guardian:
         if self._ending is None:  # alone, with something that would not end
             self._begin_ending(0.0)
         assert self._ending is not None
-        if looks_until := self._left.looks_until():  # before anybody is signalled
+        if looks_until := self._left.looks_until(alone=self._alone):  # before anybody is signalled
             self._due = looks_until
             return
         try:

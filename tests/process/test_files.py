@@ -42,7 +42,7 @@ OTHERS = ("log", "readonly", "private", "nested")
 
 
 @pytest.fixture
-def bin_(tmp_path):
+def litter(tmp_path):
     """Paths that the test removes at its end, whatever happens."""
     paths = []
     yield paths
@@ -108,10 +108,10 @@ def killed_guardian(server):
 # ----------------------------------------------------------------------------------- all of ours goes
 
 
-async def test_all_that_a_server_has_goes_with_it_and_is_told(tmp_path, bin_):
+async def test_all_that_a_server_has_goes_with_it_and_is_told(tmp_path, litter):
     async with supervise(little(leave=ALL, tp=2, leave_shm=True), run_dir=tmp_path) as server:
         ours = left_by(server.attempt.log_path)
-        bin_ += ours
+        litter += ours
         assert len(ours) == 5
         assert all(path.exists() for path in ours)
     release = server.attempt.release
@@ -123,11 +123,11 @@ async def test_all_that_a_server_has_goes_with_it_and_is_told(tmp_path, bin_):
     assert ours.isdisjoint(map(Path, release.unattributed_files))
 
 
-async def test_what_a_killed_worker_left_goes_too(tmp_path, bin_):
+async def test_what_a_killed_worker_left_goes_too(tmp_path, litter):
     command = little(leave=("worker",), tp=2, ignore_crash=True)
     async with supervise(command, run_dir=tmp_path) as server:
         ours = left_by(server.attempt.log_path)
-        bin_ += ours
+        litter += ours
         assert len(ours) == 2
         for path in ours:
             psutil.Process(int(path.name.split("_")[1])).kill()
@@ -142,12 +142,12 @@ async def test_what_a_killed_worker_left_goes_too(tmp_path, bin_):
 async def test_what_nobody_has_looked_at_yet_is_looked_at_before_the_first_signal(
     serve,  # noqa: F811
     tmp_path,
-    bin_,
+    litter,
     guardian,
 ):
     async with serve(argv=program(tmp_path, *OURS)) as server:
         ours = said(tmp_path)
-        bin_ += ours.values()
+        litter += ours.values()
         if guardian == "is dead":
             await killed_guardian(server)
         stopped = await server.stop(grace=1.0)
@@ -158,10 +158,10 @@ async def test_what_nobody_has_looked_at_yet_is_looked_at_before_the_first_signa
 
 
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
-async def test_what_was_seen_goes_also_when_all_had_ended_before_the_stop(serve, tmp_path, bin_, guardian):  # noqa: F811
+async def test_what_was_seen_goes_also_when_all_had_ended_before_the_stop(serve, tmp_path, litter, guardian):  # noqa: F811
     async with serve(argv=program(tmp_path, *OURS)) as server:
         ours = said(tmp_path)
-        bin_ += ours.values()
+        litter += ours.values()
         seen = await look(server.pid)
         server.remember_files(seen.files)
         if guardian == "is dead":
@@ -174,13 +174,13 @@ async def test_what_was_seen_goes_also_when_all_had_ended_before_the_stop(serve,
     assert not any(path.exists() for path in ours.values())
 
 
-def test_all_goes_when_the_supervising_program_is_killed(tmp_path, bin_):
+def test_all_goes_when_the_supervising_program_is_killed(tmp_path, litter):
     user = User(tmp_path, server={"leave": ALL, "tp": 2})
     try:
         user.said("serving")
         user.tree()
         ours = left_by(next(tmp_path.glob("runs/*/attempt-1.log")))
-        bin_ += ours
+        litter += ours
         assert len(ours) == 5
         os.kill(user.process.pid, signal.SIGKILL)
         until_sync(lambda: not any(path.exists() for path in ours), within=5.0)
@@ -188,12 +188,12 @@ def test_all_goes_when_the_supervising_program_is_killed(tmp_path, bin_):
         user.close()
 
 
-async def test_memory_that_was_renamed_is_found_by_what_it_is(serve, tmp_path, bin_):  # noqa: F811
+async def test_memory_that_was_renamed_is_found_by_what_it_is(serve, tmp_path, litter):  # noqa: F811
     async with serve(argv=program(tmp_path, "shared")) as server:
         path = said(tmp_path)["shared"]
         server.remember_files((await look(server.pid)).files)
         renamed = path.rename(path.with_name(f"renamed-{path.name}"))
-        bin_ += [path, renamed]
+        litter += [path, renamed]
         os.kill(server.pid, signal.SIGKILL)
         await server.wait_exit()
         stopped = await server.stop(grace=1.0)
@@ -214,12 +214,12 @@ for number in range(200):
 """
 
 
-async def test_200_files_at_rest_of_a_stranger_that_look_like_ours_survive_and_are_listed(tmp_path, bin_):
+async def test_200_files_at_rest_of_a_stranger_that_look_like_ours_survive_and_are_listed(tmp_path, litter):
     async with supervise(little(leave=ALL), run_dir=tmp_path) as server:
         made = subprocess.run([sys.executable, "-c", STRANGER], capture_output=True, text=True, check=True).stdout
         strangers = {Path(line) for line in made.splitlines()}
         ours = left_by(server.attempt.log_path)
-        bin_ += [*strangers, *ours]
+        litter += [*strangers, *ours]
     release = server.attempt.release
     assert len(strangers) == 200
     assert all(path.read_bytes() == b"somebody's" for path in strangers)
@@ -229,11 +229,11 @@ async def test_200_files_at_rest_of_a_stranger_that_look_like_ours_survive_and_a
     assert release.left_behind == ()
 
 
-async def test_a_file_of_ours_that_a_bystander_has_mapped_survives_and_he_is_named(tmp_path, bin_):
+async def test_a_file_of_ours_that_a_bystander_has_mapped_survives_and_he_is_named(tmp_path, litter):
     argv = [sys.executable, "-c", SERVES.format(program=program(tmp_path, "shared", "semaphore")), "{port}"]
     async with supervise(argv, url="http://127.0.0.1:{port}", run_dir=tmp_path / "runs") as server:
         ours = said(tmp_path)
-        bin_ += ours.values()
+        litter += ours.values()
         stack = holding(ours["shared"])
         bystander = stack.__enter__()
     release = server.attempt.release
@@ -255,10 +255,10 @@ http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bi
 
 
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
-async def test_a_file_that_took_the_name_of_ours_survives(serve, tmp_path, bin_, guardian):  # noqa: F811
+async def test_a_file_that_took_the_name_of_ours_survives(serve, tmp_path, litter, guardian):  # noqa: F811
     async with serve(argv=program(tmp_path, "shared", "listens")) as server:
         ours = said(tmp_path)
-        bin_ += ours.values()
+        litter += ours.values()
         server.remember_files((await look(server.pid)).files)
         new = ours["shared"].with_name(f"new-{ours['shared'].name}")
         new.write_bytes(b"somebody's")
@@ -275,10 +275,10 @@ async def test_a_file_that_took_the_name_of_ours_survives(serve, tmp_path, bin_,
 
 
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
-async def test_logs_weights_libraries_and_caches_in_shared_memory_survive(serve, tmp_path, bin_, guardian):  # noqa: F811
+async def test_logs_weights_libraries_and_caches_in_shared_memory_survive(serve, tmp_path, litter, guardian):  # noqa: F811
     async with serve(argv=program(tmp_path, *OTHERS, "shared")) as server:
         made = said(tmp_path)
-        bin_ += made.values()
+        litter += made.values()
         server.remember_files((await look(server.pid)).files)
         if guardian == "is dead":
             await killed_guardian(server)
@@ -288,10 +288,10 @@ async def test_logs_weights_libraries_and_caches_in_shared_memory_survive(serve,
 
 
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
-async def test_what_was_there_before_the_launch_survives_even_written_and_at_rest(serve, tmp_path, bin_, guardian):  # noqa: F811
+async def test_what_was_there_before_the_launch_survives_even_written_and_at_rest(serve, tmp_path, litter, guardian):  # noqa: F811
     before = SHM / f"psm_before-{os.getpid()}"
     before.write_bytes(b"x" * 5000)
-    bin_.append(before)
+    litter.append(before)
     async with serve(argv=program(tmp_path, f"shared={before}")) as server:
         assert said(tmp_path)["shared"] == before
         seen = await look(server.pid)
@@ -304,9 +304,9 @@ async def test_what_was_there_before_the_launch_survives_even_written_and_at_res
     assert before.read_bytes() == b"x" * 5000
 
 
-async def test_a_socket_that_a_child_of_a_stranger_has_now_survives(serve, tmp_path, bin_):  # noqa: F811
+async def test_a_socket_that_a_child_of_a_stranger_has_now_survives(serve, tmp_path, litter):  # noqa: F811
     path = Path(tempfile.mkdtemp(), "s")
-    bin_.append(path)
+    litter.append(path)
     async with serve(argv=program(tmp_path, f"listens={path}")) as server:
         said(tmp_path)
         server.remember_files((await look(server.pid)).files)
@@ -336,12 +336,13 @@ def pidfd_getfd(pidfd, number):
     return taken
 
 
-async def test_nothing_goes_while_a_member_lives_and_all_of_it_afterwards(serve, tmp_path, bin_):  # noqa: F811
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_nothing_goes_while_a_member_lives_and_all_of_it_afterwards(serve, tmp_path, litter):  # noqa: F811
     with freezer("freezer") as frozen:
         async with serve(argv=program(tmp_path, "shared", "listens")) as server:
             with thawing(frozen):
                 ours = said(tmp_path)
-                bin_ += ours.values()
+                litter += ours.values()
                 frozen.freeze(server.pid)
                 stopped = await server.stop(grace=0.2)
                 assert [survivor.pid for survivor in stopped.survivors] == [server.pid]
@@ -353,10 +354,10 @@ async def test_nothing_goes_while_a_member_lives_and_all_of_it_afterwards(serve,
             assert answers(stopped.files) == dict.fromkeys(ours.values(), "removed")
 
 
-async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve, tmp_path, bin_, monkeypatch):  # noqa: F811
+async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve, tmp_path, litter, monkeypatch):  # noqa: F811
     async with serve(argv=program(tmp_path, "shared")) as server:
         ours = said(tmp_path)
-        bin_ += ours.values()
+        litter += ours.values()
         await killed_guardian(server)
         with monkeypatch.context() as patch:
             survivor = {"pid": server.pid, "started": server.started, "title": "", "state": "D", "wait_channel": ""}
@@ -369,10 +370,10 @@ async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve,
         assert answers(stopped.files) == {ours["shared"]: "removed"}
 
 
-async def test_a_guardian_that_is_told_to_end_by_a_stranger_removes_and_tells_it_once(serve, tmp_path, bin_):  # noqa: F811
+async def test_a_guardian_that_is_told_to_end_by_a_stranger_removes_and_tells_it_once(serve, tmp_path, litter):  # noqa: F811
     async with serve(argv=program(tmp_path, "shared")) as server:
         ours = said(tmp_path)
-        bin_ += ours.values()
+        litter += ours.values()
         os.kill(server.guardian_pid, signal.SIGTERM)
         await server.wait_exit()
         await until(lambda: not ours["shared"].exists())
@@ -383,9 +384,9 @@ async def test_a_guardian_that_is_told_to_end_by_a_stranger_removes_and_tells_it
 # ----------------------------------------------------------------------------------------- a dry run
 
 
-async def test_a_dry_run_tells_what_would_go_and_removes_nothing(tmp_path, bin_):
+async def test_a_dry_run_tells_what_would_go_and_removes_nothing(tmp_path, litter):
     files = [SHM / f"hangguard-test-{os.getpid()}-{n}" for n in range(3)]
-    bin_ += files
+    litter += files
     for path in files:
         path.write_bytes(b"xxx" * 2000)
     asked = [plain(path) for path in files]
@@ -406,17 +407,17 @@ def plain(path, kind="file", **more):
     return {**file, "made_ns": 0, **more}
 
 
-async def test_names_that_are_no_text_are_carried_as_they_are(bin_):
+async def test_names_that_are_no_text_are_carried_as_they_are(litter):
     path = os.fsdecode(f"{SHM}/hangguard-test-{os.getpid()}-".encode() + b"\xff\n'")
-    bin_.append(path)
+    litter.append(path)
     Path(path).write_bytes(b"x")
     assert answers(await clear_files([plain(path)])) == {Path(path): "removed"}
 
 
-async def test_where_no_process_can_be_started_nothing_goes_and_that_is_said(bin_, monkeypatch):
+async def test_where_no_process_can_be_started_nothing_goes_and_that_is_said(litter, monkeypatch):
     path = SHM / f"hangguard-test-{os.getpid()}"
     path.write_bytes(b"x")
-    bin_.append(path)
+    litter.append(path)
     monkeypatch.setattr(sys, "executable", "/nowhere")
     (file,) = await clear_files([plain(path)])
     assert file.answer == "unknown"
@@ -424,10 +425,10 @@ async def test_where_no_process_can_be_started_nothing_goes_and_that_is_said(bin
     assert path.exists()
 
 
-async def test_a_file_that_somebody_reads_in_passing_is_removed_when_he_is_done(bin_):
+async def test_a_file_that_somebody_reads_in_passing_is_removed_when_he_is_done(litter):
     path = SHM / f"hangguard-test-{os.getpid()}"
     path.write_bytes(b"x")
-    bin_.append(path)
+    litter.append(path)
     reads, done = path.open("rb"), []
     remove = _lease.remove_file
 
@@ -458,7 +459,7 @@ async def look(*pids, ask=Ask(files=True), probe=None):  # noqa: B008 - frozen
 
 
 @pytest.fixture
-def start(tmp_path, bin_):
+def start(tmp_path, litter):
     """Start programs with files; return the process and what it says that it made."""
     running = []
 
@@ -466,7 +467,7 @@ def start(tmp_path, bin_):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         running.append(subprocess.Popen(program(folder, *words)))
         made = said(folder)
-        bin_.extend(made.values())
+        litter.extend(made.values())
         return running[-1], made
 
     yield begin
@@ -529,7 +530,7 @@ def said_below(folder):
     return [json.loads(path.read_text()) for path in folder.glob("*/made")]
 
 
-async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_new_is_not(start, bin_, tmp_path):
+async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_new_is_not(start, litter, tmp_path):
     process, _ = start("shared", "later")
     probe = HeldFilesProbe(target(), Shared(tasks=None))
     try:
@@ -537,7 +538,7 @@ async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_n
         await look(process.pid, probe=probe)
         process.send_signal(signal.SIGUSR1)
         later = await until(lambda: next((told for told in said_below(tmp_path) if "later" in told), {}).get("later"))
-        bin_.append(later)
+        litter.append(later)
 
         async def is_seen():
             seen = await look(process.pid, probe=probe, ask=Ask())
@@ -652,7 +653,8 @@ async def test_an_accepted_connection_is_not_the_listeners_name(start):
     assert seen.files == ()
 
 
-async def test_an_attempt_that_hangs_and_is_reported_only_removes_nothing(tmp_path, bin_):
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_attempt_that_hangs_and_is_reported_only_removes_nothing(tmp_path, litter):
     limits = Limits(patience=5.0, stop_grace=1.0)
     command = little(leave=ALL, faults=(("graph-capture", "deadlock"),))
     heard = []
@@ -667,7 +669,7 @@ async def test_an_attempt_that_hangs_and_is_reported_only_removes_nothing(tmp_pa
             group.start_soon(run)
             await until(lambda: any(e.event == "verdict" and e.verdict.verdict == "stuck" for e in heard), within=40)
             ours = left_by(next(tmp_path.glob("*/attempt-1.log")))
-            bin_ += ours
+            litter += ours
             assert len(ours) == 4
             assert all(path.exists() for path in ours)
             assert not any(event.event == "released" for event in heard)

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     Identity = tuple[int, int]
     Plain = dict[str, Any]
 
-LOOK_WITHIN = 1.5
+LOOK_WITHIN = 5.0
 """Seconds that the first signal waits for the last look at what members have: it takes milliseconds where no memory map
 is locked, and the machine is not overloaded."""
+ALONE_LOOK_WITHIN = 1.5
+"""The same when the supervising program is dead: then nothing shall be left after five seconds."""
 CLEAR_WITHIN = 15.0
 """Seconds for the removal: the pages of a large file take a second per few GB."""
 
@@ -44,7 +46,7 @@ class Left:
         self._files: dict[tuple[Any, ...], Plain] = {}
         self._removed: list[Plain] = []
         self._look: Look | None = None
-        self._look_ends = 0.0
+        self._look_began = 0.0
         self._clearing: _lease.Clearing | None = None
         self._cleared: list[tuple[Any, ...]] = []
 
@@ -67,7 +69,7 @@ class Left:
     def look(self, find: Callable[[], Iterable[Identity]]) -> None:
         """Begin to look at what the members have now; :meth:`looks_until` says for how long to hold back signals."""
         look = self._look = self._held.Look(())
-        self._look_ends = time.monotonic() + LOOK_WITHIN
+        self._look_began = time.monotonic()
 
         def run() -> Plain:
             look.add(find())
@@ -76,11 +78,12 @@ class Left:
 
         self._aside.do(run, within=LOOK_WITHIN, label={"say": "looked", "of": look})
 
-    def looks_until(self) -> float:
+    def looks_until(self, *, alone: bool) -> float:
         """Return until when the look may take; 0: it is over."""
-        if self._look is not None and time.monotonic() >= self._look_ends:
-            self._end_look(f"no answer within {LOOK_WITHIN:g} s")
-        return self._look_ends if self._look is not None else 0.0
+        within = ALONE_LOOK_WITHIN if alone else LOOK_WITHIN
+        if self._look is not None and time.monotonic() >= self._look_began + within:
+            self._end_look(f"no answer within {within:g} s")
+        return self._look_began + within if self._look is not None else 0.0
 
     def _end_look(self, problem: str) -> None:
         look, self._look = self._look, None
