@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from hangguard.facts import GpuFault as GpuFault
     from hangguard.facts import GpuHolder as GpuHolder
     from hangguard.facts import Growth as Growth
+    from hangguard.facts import HeldFile as HeldFile
+    from hangguard.facts import HeldFiles as HeldFiles
     from hangguard.facts import Host as Host
     from hangguard.facts import IdlePlace as IdlePlace
     from hangguard.facts import Launch as Launch
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Ready as Ready
     from hangguard.facts import Release as Release
     from hangguard.facts import ReleaseItem as ReleaseItem
+    from hangguard.facts import RemovedFile as RemovedFile
     from hangguard.facts import Reply as Reply
     from hangguard.facts import Request as Request
     from hangguard.facts import Sample as Sample
@@ -133,11 +136,12 @@ _HOMES = {
         "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
-        "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
-        "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "Marker", "Measure", "Metric",
-        "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
-        "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Departed", "Diagnosis", "Exit",
+        "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile",
+        "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log",
+        "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready",
+        "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving", "Stack", "StackFrame",
+        "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (

@@ -9,9 +9,9 @@ mean that the supervisor is gone.
 
 The protocol is one JSON object a line, each with ``"v": 1``. The first line is the launch, so that no secret
 of it stands in an argv. Bytes of argv, environment and paths travel as latin-1 text. Requests (``do``):
-launch, stop, hurry, remember, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped, progress,
-stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may come late, in
-another order, or not at all.
+launch, stop, hurry, remember, files, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped,
+progress, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may come
+late, in another order, or not at all.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hangguard.act import _aside, _tree
+    from hangguard import held
+    from hangguard.act import _aside, _lease, _left, _tree
 else:
     import importlib.util
 
-    def _load(name: str) -> object:
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "act", name + ".py")
+    def _load(name: str, folder: str = "act") -> object:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), folder, name + ".py")
         spec = importlib.util.spec_from_file_location("hangguard" + name, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
 
-    _tree, _aside = _load("_tree"), _load("_aside")
+    _tree, _aside, _lease, _left, held = *map(_load, ("_tree", "_aside", "_lease", "_left")), _load("held", "")
 
 PROTOCOL = 1
 LONGEST_LINE = 64 << 20
@@ -102,6 +103,8 @@ class Guardian:
         self._over = False
         self._pristine = True
         self._aside = _aside.Aside(self._ring)
+        self._left = _left.Left(self._aside, held=held, lease=_lease)
+        self._ended: _tree.Ended | None = None  # and what it left is being removed
 
     # ------------------------------------------------------------------------------------ beginning
 
@@ -138,7 +141,8 @@ class Guardian:
             self._line.put("failed", **refusal.fields)
             self._over = True
             return
-        self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id)
+        before = sorted(self._left.before)
+        self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
 
     def _start(self, message: dict[str, Any]) -> tuple[int, int]:
         self._death_grace = float(message["death_grace"])
@@ -155,6 +159,7 @@ class Guardian:
         if message["log_path"] is not None:
             log = self._open_log(message["log_path"])
         cwd = _bytes(message["cwd"])
+        self._left.note_before()
         try:
             process = subprocess.Popen(
                 [_bytes(part) for part in message["argv"]],
@@ -221,7 +226,10 @@ class Guardian:
         self._reap()
         self._go_on()
         for answer in self._aside.answers():
-            self._line.put(**answer)
+            if self._left.hear(answer):
+                self._due = time.monotonic()
+            elif "of" not in answer:
+                self._line.put(**answer)
         self._line.flush()
         if not self._alone:
             self._poll.modify(self._line.fileno(), select.POLLIN | (select.POLLOUT if self._line.waits else 0))
@@ -265,6 +273,7 @@ class Guardian:
                 self._poll.unregister(fd)
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + self._death_grace)
+            self._due = time.monotonic()
         elif self._on_death == "stop" and self._root is not None and not (self._bye and self._stopped):
             self._begin_ending(self._death_grace)
 
@@ -293,6 +302,9 @@ class Guardian:
             self._hurry()
         elif what == "remember":
             self._remembered.update((int(pid), int(started)) for pid, started in message["members"])
+        elif what == "files":
+            self._left.remember(_lease.received(message["new"]))
+            self._left.forget(_lease.received(message["gone"]))
         elif what == "stacks":
             self._read_stack(message)
         elif what == "last-words":
@@ -345,7 +357,7 @@ class Guardian:
 
     def _is_ending(self) -> bool:
         """Whether a stop was asked for, or the supervisor is gone: then nothing is done to a member but that."""
-        return self._ending is not None or self._stopped or self._alone
+        return self._ending is not None or self._ended is not None or self._stopped or self._alone
 
     def _members_for_aside(self) -> tuple[set[tuple[int, int]], Callable[[Mapping[int, _tree.Entry]], Any]]:
         """Return who is known, and the search for members, of copies: another thread uses them."""
@@ -356,7 +368,11 @@ class Guardian:
     # ------------------------------------------------------------------------------------------- ending
 
     def _begin_ending(self, grace: float) -> None:
+        if self._ended is not None:  # only its files are still to be removed, and then the answer comes
+            return
         if self._ending is None:
+            _, find = self._members_for_aside()
+            self._left.look(lambda: find(_tree.read_entries()))
             self._ending = _tree.Ending(
                 self._find_members, root=self._root, grace=grace, children=self._living_children
             )
@@ -377,9 +393,15 @@ class Guardian:
     def _go_on(self) -> None:
         if self._due is None or time.monotonic() < self._due:
             return
+        if self._ended is not None:
+            self._tell_end(self._ended)
+            return
         if self._ending is None:  # alone, with something that would not end
             self._begin_ending(0.0)
         assert self._ending is not None
+        if looks_until := self._left.looks_until(alone=self._alone):  # before anybody is signalled
+            self._due = looks_until
+            return
         try:
             self._due = self._ending.tick(time.monotonic())
         except OSError:  # no memory or no descriptors now (ENOMEM, ENFILE): nobody was seen to be gone
@@ -392,11 +414,24 @@ class Guardian:
 
     def _finish_ending(self, result: _tree.Ended) -> None:
         self._reap()
-        self._ending = None
-        self._stopped = True
-        self._line.put("stopped", survivors=result.survivors, members=sorted(result.members))
-        if self._alone and result.survivors:
-            self._due = time.monotonic() + AGAIN
+        self._ending, self._ended = None, result
+        until = 0.0 if result.survivors else self._left.clear()
+        self._due = until or None
+        if not until:
+            self._tell_end(result)
+
+    def _tell_end(self, result: _tree.Ended) -> None:
+        """Tell what the end came to: what the members left is dealt with, or there was no more time."""
+        self._ended, self._stopped = None, True
+        files = _lease.carried(self._left.outcome("a member lives"))
+        self._line.put(
+            "stopped",
+            survivors=result.survivors,
+            members=sorted(result.members),
+            files=files,
+            files_unseen=self._left.unseen,
+        )
+        self._due = time.monotonic() + AGAIN if self._alone and result.survivors else None
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

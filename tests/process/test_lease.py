@@ -17,7 +17,8 @@ from seen import until_sync
 from hangguard.act import _lease
 
 SHM = Path("/dev/shm")  # where engines leave theirs
-MAPS = "fd = os.open(path, os.O_RDONLY); kept = mmap.mmap(fd, 4096, prot=mmap.PROT_READ); os.close(fd)"
+# Python's mmap keeps a descriptor of its own.
+MAPS = "fd = os.open(path, os.O_RDONLY); kept = mmap.mmap(fd, 4096, prot=mmap.PROT_READ); os.closerange(3, 64)"
 
 
 @pytest.fixture

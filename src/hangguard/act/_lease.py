@@ -7,26 +7,35 @@ renames a semaphore after mapping it, and other namespaces are in no ``/proc`` o
 a file was: whoever calls this has seen a member of the launch with exactly this file, by device and inode.
 
 Synchronous and standard library only: the guardian loads this file by its path, as it does ``_tree``. Call it in a
-process that does not fork meanwhile: a child would keep the lease.
+process that does not fork meanwhile: a child would keep the lease. Where the guardian is dead, this file is run by
+itself (``python -I -S _lease.py``), because the program that started the server may fork whenever it likes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import socket
 import stat
+import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
     FileId = tuple[int, int]
 
 PRIVATE = ".hangguard-"
 """How the name begins that a file has for the moment between its renaming and its end."""
+BUSY_FOR = 0.5
+"""Seconds in which a file that somebody has is asked for again: whoever reads it in passing is soon done."""
+OTHER = "another file has this name now"
+UNASKED = "there was no time to ask"
 
 
 class Removal:
@@ -62,21 +71,107 @@ def remove_file(path: str, meant: FileId, *, really: bool = True) -> Removal:
     return _carry_out(path, lambda folder, name, removal: _remove_file(folder, name, meant, removal, really=really))
 
 
-def remove_socket(path: str, meant: FileId, *, really: bool = True) -> Removal:
+def remove_socket(path: str, meant: FileId, *, made_ns: int = 0, really: bool = True) -> Removal:
     """Remove the name of a Unix socket of ours if it is the one that is meant and nobody is bound to it.
 
-    Nobody is where a connection is refused, and the kernel's list of this network namespace does not name it.
+    Nobody is where a connection is refused, and the kernel's list of this network namespace does not name it. A disk
+    gives the inode of a file that is gone to the next one: ``made_ns`` (its ``st_mtime_ns``) tells them apart; 0: any.
     """
 
     def step(folder: int, name: str, removal: Removal) -> None:
-        _check(_look(folder, name), meant, stat.S_ISSOCK)
-        _see_refused(path)
+        found = _look(folder, name)
+        _check(found, meant, stat.S_ISSOCK)
+        if made_ns not in {0, found.st_mtime_ns}:
+            raise _Stop("refused", OTHER)
+        _see_refused(path, f"/proc/self/fd/{folder}/{name}")
         removal.answer = "free"
         if really:
             _take_away(folder, name, meant, lambda: True)
             removal.answer = "removed"
 
     return _carry_out(path, step)
+
+
+class Clearing:
+    """The removal of all that a launch left, one after the other. ``files``: mappings with the fields of ``HeldFile``.
+
+    ``run`` may be left behind in its thread; what was answered by then is in ``answers``.
+    """
+
+    def __init__(self, files: Iterable[Mapping[str, Any]], *, really: bool = True) -> None:
+        self._files = [dict(file) for file in files]
+        self._removals: dict[int, Removal] = {}
+        self._really = really
+
+    def run(self) -> list[dict[str, Any]]:
+        """Remove them; those that somebody has are asked for again for a moment. Returns the answers."""
+        ends_at, todo = time.monotonic() + BUSY_FOR, list(range(len(self._files)))
+        while todo:
+            for number in todo:
+                self._removals[number] = self._remove(self._files[number])
+            todo = [number for number in todo if self._removals[number].answer == "busy"]
+            if time.monotonic() >= ends_at:
+                break
+            time.sleep(0.05 if todo else 0.0)
+        return self.answers()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return for each file what became of it: mappings with the fields of ``facts.RemovedFile``."""
+        return [answer_of(file, self._removals.get(number)) for number, file in enumerate(self._files)]
+
+    def _remove(self, file: dict[str, Any]) -> Removal:
+        meant = (file["device"], file["inode"])
+        if file["kind"] == "socket":
+            removal = remove_socket(file["path"], meant, made_ns=file["made_ns"], really=self._really)
+        else:
+            removal = remove_file(file["path"], meant, really=self._really)
+            if removal.why == OTHER or removal.answer == "gone":
+                # It may have another name now, and that is what counts: a semaphore gets its name last of all.
+                name = _name_of(meant, os.path.dirname(file["path"]))
+                if name:
+                    file["path"] = name
+                    return remove_file(name, meant, really=self._really)
+        if removal.why == OTHER:
+            removal.answer = "gone"
+        return removal
+
+
+def answer_of(file: Mapping[str, Any], removal: Removal | None, why: str = UNASKED) -> dict[str, Any]:
+    """Return what became of a file; without a removal it was not even asked for, and ``why`` says why."""
+    if removal is None:
+        removal = Removal()
+        removal.why = why
+    return {
+        **{name: file[name] for name in ("path", "kind", "device", "inode", "pid", "started")},
+        "answer": removal.answer,
+        "why": removal.why,
+        "used_bytes": removal.used_bytes,
+    }
+
+
+def _name_of(meant: FileId, folder: str) -> str:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.inode() == meant[1]:
+                return entry.path
+    return ""
+
+
+def main() -> None:
+    """Read ``{"files": […], "really": …}`` from standard input, and write the answers to standard output."""
+    asked = json.load(sys.stdin)
+    clearing = Clearing(received(asked["files"]), really=asked["really"])
+    json.dump(carried(clearing.run()), sys.stdout)
+
+
+def carried(files: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return them as JSON can carry them: bytes of paths as latin-1 text, for the other end may have another locale."""
+    return [{**file, "path": os.fsencode(file["path"]).decode("latin-1")} for file in files]
+
+
+def received(files: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what was carried here."""
+    return [{**file, "path": os.fsdecode(file["path"].encode("latin-1"))} for file in files]
 
 
 def _carry_out(path: str, step: Callable[[int, str, Removal], None]) -> Removal:
@@ -122,7 +217,7 @@ def _look(folder: int, name: str) -> os.stat_result:
 
 def _check(found: os.stat_result, meant: FileId, is_of_kind: Callable[[int], bool]) -> None:
     if (found.st_dev, found.st_ino) != meant:
-        raise _Stop("refused", "another file has this name now")
+        raise _Stop("refused", OTHER)
     if not is_of_kind(found.st_mode):
         raise _Stop("refused", f"it is of another kind ({stat.filemode(found.st_mode)})")
     if found.st_uid != os.geteuid():
@@ -159,12 +254,13 @@ def _has_lease(file: int) -> bool:
     return fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK
 
 
-def _see_refused(path: str) -> None:
+def _see_refused(path: str, within_folder: str) -> None:
+    """Raise unless nobody is bound. The second path is as good, and short enough for connect(2): 107 bytes."""
     if _is_bound(path):
         raise _Stop("busy", "somebody is bound to it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
         try:
-            caller.connect(path)
+            caller.connect(within_folder)
         except ConnectionRefusedError:
             return
         except FileNotFoundError:
@@ -209,7 +305,11 @@ def _see_free(is_still_free: Callable[[], bool]) -> None:
 def _see_the_same(folder: int, name: str, meant: FileId) -> None:
     found = _look(folder, name)
     if (found.st_dev, found.st_ino) != meant:
-        raise _Stop("refused", "another file has this name now")
+        raise _Stop("refused", OTHER)
+
+
+def _kept(private: str) -> _Stop:
+    return _Stop("busy", f"another file took its name meanwhile; it is kept as {private}")
 
 
 def _put_back(folder: int, private: str, name: str) -> None:
@@ -218,8 +318,15 @@ def _put_back(folder: int, private: str, name: str) -> None:
         try:
             os.link(private, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
-            raise _Stop("busy", f"another file took its name meanwhile; it is kept as {private}") from None
+            raise _kept(private) from None
         except PermissionError:  # a file of somebody else's, which may not be linked (fs.protected_hardlinks)
+            with contextlib.suppress(FileNotFoundError):
+                _look(folder, name)
+                raise _kept(private) from None
             os.rename(private, name, src_dir_fd=folder, dst_dir_fd=folder)
         else:
             os.unlink(private, dir_fd=folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,14 +8,17 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard import held
+from hangguard.act import _lease, _tree
+from hangguard.act._left import LOOK_WITHIN
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
+from hangguard.act.files import as_removed, clear_files
 from hangguard.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -23,7 +26,7 @@ from hangguard.errors import (
     HangguardError,
     WrongProcess,
 )
-from hangguard.facts import Exit, Survivor, Unseen
+from hangguard.facts import Exit, HeldFile, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
@@ -44,6 +47,10 @@ class Stopped:
     seconds: float
     by: Literal["guardian", "supervisor"]
     """Who signalled: the supervisor does only when the guardian is dead."""
+    files: tuple[RemovedFile, ...] = ()
+    """What members were seen to have in /dev/shm and as named sockets, and what became of it after their end."""
+    files_unseen: tuple[str, ...] = ()
+    """What the last look before the first signal could not see of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +171,8 @@ class Guarded:
         self._death_grace = death_grace
         self._clock = clock
         self._remembered: set[Identity] = set()
+        self._files: dict[tuple[Any, ...], held.Plain] = {}
+        self._files_before: frozenset[tuple[int, int]] = frozenset()
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
         self._lost = anyio.Event()
@@ -202,6 +211,20 @@ class Guarded:
         self._remembered |= new
         if new and self.guardian_alive:
             self._link.post({"do": "remember", "members": sorted(new)})
+
+    def remember_files(self, files: Iterable[HeldFile]) -> None:
+        """Note all that members were ever seen to have, and that is still there: it goes with their end.
+
+        What is no longer among it is forgotten. Cheap when nothing is new. Left out is what cannot be theirs alone,
+        see :func:`hangguard.held.may_be_left`.
+        """
+        self._check_owner()
+        plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self._files_before)}
+        new = [file for key, file in plain.items() if key not in self._files]
+        gone = [file for key, file in self._files.items() if key not in plain]
+        self._files = plain
+        if (new or gone) and self.guardian_alive:
+            self._link.post({"do": "files", "new": _lease.carried(new), "gone": _lease.carried(gone)})
 
     def hurry(self) -> None:
         """End the grace of the stop in progress, or of the one to come. For any thread, and for signal handlers."""
@@ -262,7 +285,8 @@ class Guarded:
     ) -> Stopped:
         """Stop the server with everything that belongs to it, and say what is left.
 
-        SIGTERM to the launched process and ``grace`` seconds, then SIGKILL to every member. ``within`` bounds
+        SIGTERM to the launched process and ``grace`` seconds, then SIGKILL to every member; when all are gone, and
+        not before, what they were seen to have in /dev/shm goes too, unless somebody has it. ``within`` bounds
         what follows the grace: a guardian that does not answer by then is replaced by this process. A second
         call while one is in progress can shorten its grace; one after a stop without survivors returns that.
         """
@@ -290,6 +314,7 @@ class Guarded:
             raise _refusal(answer)
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
+        self._files_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
@@ -369,7 +394,10 @@ class Guarded:
             self._answered = None
         if not self._answer:
             return None
-        return self._stopped(self._answer["members"], self._answer["survivors"], began, "guardian")
+        told = self._answer
+        files = as_removed(_lease.received(told["files"]))
+        unseen = tuple(told["files_unseen"])
+        return self._stopped(told["members"], told["survivors"], began, "guardian", files=files, files_unseen=unseen)
 
     def _stopped(
         self,
@@ -377,12 +405,14 @@ class Guarded:
         survivors: Sequence[dict[str, Any]],
         began: float,
         by: Literal["guardian", "supervisor"],
+        **files: Any,
     ) -> Stopped:
         return Stopped(
             survivors=tuple(Survivor(**survivor) for survivor in survivors),
             ended=len(members) - len(survivors),
             seconds=self._clock() - began,
             by=by,
+            **files,
         )
 
     # ------------------------------------------------------------------------------------ without it
@@ -393,6 +423,7 @@ class Guarded:
         self._lose_guardian()
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + grace)
+        unseen = await self._look_at_files()
         ending = self._ending = _tree.Ending(self._find_members, root=(self.pid, self.started), grace=grace)
         if self._hurried:  # before there was an ending to hurry
             ending.hurry()
@@ -408,9 +439,38 @@ class Guarded:
         if isinstance(ended, Unseen):
             unknown = {"title": ended.reason, "state": "", "wait_channel": ""}
             left = [{"pid": pid, "started": at, **unknown} for pid, at in self._remembered]
-            return self._stopped(self._remembered, left, began, "supervisor")
+            files = self._kept_files(ended.reason)
+            return self._stopped(self._remembered, left, began, "supervisor", files=files, files_unseen=unseen)
         self._remembered |= ended.members
-        return self._stopped(ended.members, ended.survivors, began, "supervisor")
+        if ended.survivors:
+            files = self._kept_files("a member lives")
+        else:
+            files = await clear_files(self._files.values())
+        return self._stopped(ended.members, ended.survivors, began, "supervisor", files=files, files_unseen=unseen)
+
+    async def _look_at_files(self) -> tuple[str, ...]:
+        """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
+        lane, look = Lane("held files"), held.Look(())
+
+        def run() -> None:
+            look.add(self._find_members(_tree.read_entries()))
+            look.run()
+
+        try:
+            done = await lane.ask(run, within=LOOK_WITHIN)
+        except OSError as problem:
+            done = Unseen(problem.strerror or str(problem))
+        finally:
+            lane.close()
+        if isinstance(done, Unseen) and not look.skip(done.reason):
+            look.left_out.append(done.reason)
+        for file in look.found:
+            if held.may_be_left(file, self._files_before):
+                self._files[held.key_of(file)] = file
+        return tuple(look.left_out[:16])
+
+    def _kept_files(self, why: str) -> tuple[RemovedFile, ...]:
+        return as_removed(_lease.answer_of(file, None, why) for file in self._files.values())
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
         return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id)

@@ -1,4 +1,4 @@
-"""The proof that nothing of an attempt is left: processes, GPU memory, the port."""
+"""The proof that nothing of an attempt is left: processes, GPU memory, the port, files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 
 from hangguard.act import _tree
+from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.spawn import Stopped
 from hangguard.facts import Gpu, GpuHolder, Listener, Release, ReleaseItem, Survivor, Unseen
 
@@ -27,7 +27,6 @@ LOOKS_WITHIN = 5.0
 """Seconds for one look at one resource."""
 NOT_OURS_FOR = 10.0
 """Seconds after which waiting ends if all that is missing is what waiting does not bring: a sight, a stranger."""
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never written to
 
 
 async def prove_release(
@@ -39,19 +38,21 @@ async def prove_release(
     look_at_gpus: Callable[[], Awaitable[Gpus]],
     who_listens: Callable[[int], Awaitable[Listener | Unseen | None]],
     shm_before: frozenset[str],
+    files_unseen: tuple[str, ...] | None = None,
     within: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Release:
     """Look until everything of an attempt is released, at most ``within`` seconds, and say what is left.
 
     ``members`` are all that ever were; ``gpu_baseline`` is what the GPUs held before the launch, and
-    ``shm_before`` what /dev/shm listed. "Could not look" is unknown, not released. Names that are new in
-    /dev/shm are listed and never deleted: being new proves nothing.
+    ``shm_before`` what /dev/shm listed. ``files_unseen``: what could not be seen of what members had there; ``None``:
+    it was not looked for, and nothing is said of files. "Could not look" is unknown, not released. Names that are new
+    in /dev/shm, and that no member was seen to have, are listed and never deleted: being new proves nothing.
     """
     began = clock()
     pause = 0.1
     while True:
-        items = (
+        items: tuple[ReleaseItem, ...] = (
             _processes(members, stopped),
             await _gpu_memory(members, gpu_baseline, look_at_gpus),
             await _port(port, members, who_listens),
@@ -61,11 +62,13 @@ async def prove_release(
             break
         await anyio.sleep(min(pause, within - spent))
         pause = min(1.0, pause * 1.5)
+    survivors, files = _survivors(stopped), await with_holders(stopped.files)
+    unattributed = unattributed_names(shm_before, files)
+    if files_unseen is not None:
+        unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen)))
+        items += (files_item(files, survivors=stopped.survivors, unattributed=unattributed, unseen=unseen),)
     return Release(
-        items=items,
-        survivors=_survivors(stopped),
-        unattributed_files=_new_names(shm_before),
-        seconds=clock() - began,
+        items=items, survivors=survivors, files=files, unattributed_files=unattributed, seconds=clock() - began
     )
 
 
@@ -195,7 +198,7 @@ def _name(holder: GpuHolder) -> str:
     return f"pid {holder.pid}{size}"
 
 
-# --------------------------------------------------------------------------------------- port, files
+# ---------------------------------------------------------------------------------------------- port
 
 
 async def _port(
@@ -214,11 +217,3 @@ async def _port(
         return ReleaseItem(resource="port", answer="unknown", detail=detail)
     detail = f"port {port} by pid {listener.pid} ({listener.title})"
     return ReleaseItem(resource="port", answer="held", ours=ours, detail=detail)
-
-
-def _new_names(before: frozenset[str]) -> tuple[str, ...]:
-    try:
-        names = {path.name for path in SHARED_MEMORY.iterdir()}
-    except OSError:
-        return ()
-    return tuple(str(SHARED_MEMORY / name) for name in sorted(names - before))

@@ -20,6 +20,7 @@ from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError
 from hangguard.facts import AppliedChange, Attempt, Release, Tree
 from hangguard.redact import clean_text, redact
+from hangguard.report.releases import file_notes
 from hangguard.supervision import events as happened
 
 if TYPE_CHECKING:
@@ -260,8 +261,7 @@ def _line_for_verdict(event: happened.VerdictChanged) -> tuple[str, str]:
 
 
 def _line_for_release(release: Release) -> tuple[str, str]:
-    names = _count(len(release.unattributed_files), "new name", "new names")
-    more = f"; {names} in /dev/shm meanwhile, perhaps somebody else's" if release.unattributed_files else ""
+    more = "".join(f"; {note}" for note in file_notes(release))
     if release.answer == "released":
         return f"released: nothing of it is left{more}", ""
     open_ = [f"{item.resource} {item.answer}: {item.detail}" for item in release.items if item.answer != "released"]

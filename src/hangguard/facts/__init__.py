@@ -43,6 +43,7 @@ from hangguard.facts.decided import Waiting as Waiting
 from hangguard.facts.done import Attempt as Attempt
 from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
+from hangguard.facts.done import RemovedFile as RemovedFile
 from hangguard.facts.done import Resource as Resource
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.known import PHASES as PHASES
@@ -71,6 +72,8 @@ from hangguard.facts.seen import Gpu as Gpu
 from hangguard.facts.seen import GpuFault as GpuFault
 from hangguard.facts.seen import GpuHolder as GpuHolder
 from hangguard.facts.seen import Growth as Growth
+from hangguard.facts.seen import HeldFile as HeldFile
+from hangguard.facts.seen import HeldFiles as HeldFiles
 from hangguard.facts.seen import Host as Host
 from hangguard.facts.seen import Listener as Listener
 from hangguard.facts.seen import LockFile as LockFile

@@ -20,7 +20,28 @@ class Survivor:
     wait_channel: str
 
 
-Resource: TypeAlias = Literal["processes", "gpu-memory", "port"]
+Resource: TypeAlias = Literal["processes", "gpu-memory", "port", "files"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedFile:
+    """A file in /dev/shm or the name of a socket that a member was seen to have, and what became of it at the end."""
+
+    path: str
+    kind: Literal["file", "socket"]
+    answer: Literal["removed", "free", "gone", "busy", "refused", "unknown"]
+    """free: it could be removed, and only that was asked; gone: it was not there any more; busy: somebody has it;
+    refused: it is not ours; unknown: that could not be asked."""
+    why: str = ""
+    used_bytes: int = 0
+    """What it occupied, as far as it was looked at."""
+    device: int
+    inode: int
+    pid: int
+    """The member that was seen to have it."""
+    started: int
+    holders: tuple[str, ...] = ()
+    """Who has it, of a busy one, as far as could be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +61,10 @@ class Release:
 
     items: tuple[ReleaseItem, ...]
     survivors: tuple[Survivor, ...] = ()
+    files: tuple[RemovedFile, ...] = ()
+    """What members were seen to have in /dev/shm, and the names of their sockets, and what became of each."""
     unattributed_files: tuple[str, ...] = ()
-    """Names that appeared in /dev/shm meanwhile: listed, never deleted."""
+    """All other names that appeared in /dev/shm meanwhile: listed, never deleted."""
     seconds: float = 0.0
 
     @property

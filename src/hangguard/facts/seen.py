@@ -246,6 +246,37 @@ class LockFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldFile:
+    """A file in /dev/shm, or the name of a Unix socket in a folder, that a member was seen to have, and that is there.
+
+    (``device``, ``inode``) is its identity; of a socket ``made_ns`` belongs to it.
+    """
+
+    path: str
+    """Its name when it was seen. The C library gives a semaphore its name after it has mapped it."""
+    device: int
+    inode: int
+    kind: Literal["file", "socket"]
+    held: Literal["open", "mapped", "shared", "bound"]
+    """shared: mapped so that what is written is seen by others, as shared memory is; bound: a socket's."""
+    pid: int
+    """Who has it, or had it; of several one."""
+    started: int
+    made_ns: int = 0
+    """When the name of a socket was made, nanoseconds since the epoch: a disk gives the inode of a file that is gone
+    to the next one. 0 for files: a tmpfs does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldFiles:
+    """All that members were ever seen to have in /dev/shm and as named sockets, as far as it is still there."""
+
+    files: tuple[HeldFile, ...]
+    left_out: tuple[str, ...] = ()
+    """What could not be looked at this time, each with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
     """One NCCL communicator, as NCCL's own RAS thread tells from inside the members."""
 
@@ -342,6 +373,7 @@ class Sample:
     growth: Growth | Unseen = NOT_ASKED
     locks: tuple[LockFile, ...] | Unseen = NOT_ASKED
     communicators: tuple[Communicator, ...] | Unseen = NOT_ASKED
+    files: HeldFiles | Unseen = NOT_ASKED
     quiet_until: float | None = None
     """Until when stillness is wanted, as the handle was told; ``None``: it is not."""
     exit: Exit | None = None
@@ -359,6 +391,9 @@ class Ask:
     growth: bool = False
     locks: bool = False
     communicators: bool = False
+    files: bool = False
+    """What members have in /dev/shm, and their named sockets. Once asked, it is looked at also when something new lies
+    there."""
     canary: bool = False
     last: bool = False
     """The server will be stopped after this look: what might harm it may be asked now. Only NCCL is such a source."""

@@ -34,4 +34,13 @@ def ask_while_starting(memory: Memory) -> Ask:
         growth=due or downloading,
         locks=due,
         communicators=due and memory.rules.ranks > 1,
+        files=ask_files(memory) or (due and not memory.rules.attached),
     )
+
+
+def ask_files(memory: Memory) -> bool:
+    """Whether to look what members have in /dev/shm: at the beginning, and when a phase has just begun.
+
+    It goes with their end; nothing is removed of a server that somebody else started.
+    """
+    return not memory.rules.attached and (memory.last is None or memory.place.since == memory.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hangguard.facts import Ask
+from hangguard.judge.asking import ask_files
 from hangguard.judge.idle import is_idle
 from hangguard.judge.memory import Memory
 from hangguard.judge.served import CANARY_EVERY, frames_of
@@ -38,7 +39,7 @@ def ask_serving(memory: Memory) -> Ask:
     """Return what the next sample of a server that has answered should look at."""
     served, now = memory.serving, memory.now
     if memory.ready_at is None or served.is_quiet:
-        return Ask()
+        return Ask(files=ask_files(memory))
     silent = silent_for(memory)
     closer = silent >= LOOK_AFTER and (served.demand != "" or should_spin(memory))
     every = SELDOM if _all_idle(memory) and served.demand == "weak" else APART if silent < OFTEN_FOR else 3 * APART
@@ -48,6 +49,7 @@ def ask_serving(memory: Memory) -> Ask:
         stacks=closer and due,
         sockets=not served.requests and now - served.clients_at >= SOCKETS_EVERY - 0.5,
         communicators=closer and due and memory.rules.ranks > 1,
+        files=ask_files(memory) or (closer and due and not memory.rules.attached),
         canary=_wants_canary(memory),
     )
 

@@ -23,6 +23,7 @@ from hangguard.observe.answers import HealthProbe, ReadinessProbe
 from hangguard.observe.canary import CanaryProbe
 from hangguard.observe.gpus import GpuProbe
 from hangguard.observe.growth import GrowthProbe
+from hangguard.observe.held_files import HeldFilesProbe
 from hangguard.observe.host import HostProbe
 from hangguard.observe.locks import LocksProbe
 from hangguard.observe.logs import LogProbe
@@ -82,6 +83,7 @@ PROBES: tuple[ProbeFactory, ...] = (
     lambda target, _shared: GrowthProbe(target),
     LocksProbe,
     CommunicatorsProbe,
+    HeldFilesProbe,
 )
 """Every source, cheap ones first. All are asked at once; ``after`` says who needs whom."""
 

@@ -15,6 +15,7 @@ import anyio
 from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.errors import PortInUse
 from hangguard.facts import (
+    NOT_ASKED,
     AppliedChange,
     Ask,
     Attempt,
@@ -23,6 +24,7 @@ from hangguard.facts import (
     Exited,
     Expired,
     Gpu,
+    HeldFiles,
     Launch,
     Ready,
     Release,
@@ -100,6 +102,8 @@ class RunningAttempt:
     stopped_because: str = ""
     log_tail: tuple[str, ...] = ()
     shm_before: frozenset[str] = frozenset()
+    files_unseen: tuple[str, ...] = ()
+    """What could not be seen of what members have in /dev/shm."""
     _told_guardian: bool = False
 
     async def until_settled(self) -> Verdict:
@@ -132,8 +136,17 @@ class RunningAttempt:
         self.memory = step(before, sample)
         if not isinstance(sample.tree, Unseen):
             self.guarded.remember(p.identity for p in sample.tree.members)
+        self._note_files(sample)
         self._tell_changes(before, sample.t)
         return self.memory.verdict
+
+    def _note_files(self, sample: Sample) -> None:
+        """Have the guardian know what members have: it removes what of it is left at the end."""
+        files = sample.files
+        if isinstance(files, HeldFiles):
+            self.guarded.remember_files(files.files)
+        unseen = files.left_out if isinstance(files, HeldFiles) else (files.reason,) if files != NOT_ASKED else ()
+        self.files_unseen = tuple(dict.fromkeys((*self.files_unseen, *unseen)))[-8:]
 
     async def _with_lessons(self, memory: Memory, first: Sample) -> Memory:
         """Lengthen the patience by what good starts of the same kind have taught; the GPUs are known only now."""
@@ -205,6 +218,7 @@ class RunningAttempt:
             look_at_gpus=self._look_at_gpus,
             who_listens=lambda _port: self.run.world.who_listens(self.launch),
             shm_before=self.shm_before,
+            files_unseen=self.files_unseen,
             within=limits.release_within,
             clock=self.run.world.clock,
         )
@@ -281,8 +295,9 @@ class RunningAttempt:
         Asking it may end a server that hangs (NVIDIA/nccl#1762, before 2.29.2).
         """
         look = await self.watcher.take_sample(
-            Ask(thread_states=True, stacks=True, sockets=True, growth=True, locks=True)
+            Ask(thread_states=True, stacks=True, sockets=True, growth=True, locks=True, files=True)
         )
+        self._note_files(look)
         if self.run.on_hang == "act" and isinstance(self.settled, (Stuck, Broken, Expired)):
             told = await self.watcher.take_sample(Ask(communicators=True, last=True))
             look = replace(look, communicators=told.communicators)
@@ -396,7 +411,7 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
 def unproved(fault: Exception) -> Release:
     """Return what is known of a release that could not be looked at: nothing, and why."""
     detail = f"it was not looked at: {type(fault).__name__}: {fault}"
-    resources: tuple[Resource, ...] = ("processes", "gpu-memory", "port")
+    resources: tuple[Resource, ...] = ("processes", "gpu-memory", "port", "files")
     return Release(items=tuple(ReleaseItem(resource=r, answer="unknown", detail=detail) for r in resources))
 
 

@@ -117,12 +117,13 @@ class Released(Happened):
     release: Release
 
     def details(self) -> dict[str, Any]:
-        """Return the answer, what is left, and the files that appeared meanwhile."""
+        """Return the answer, what is left, the files that appeared meanwhile, and those that members had."""
         return {
             "released": self.release.answer,
             "left_behind": list(self.release.left_behind),
             "items": [asdict(item) for item in self.release.items],
             "files": list(self.release.unattributed_files),
+            "had": [asdict(file) for file in self.release.files],
         }
 
 

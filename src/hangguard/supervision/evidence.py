@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from hangguard.facts import Attempt, Judged, Launch, Sample, Unseen
+from hangguard.facts import Attempt, HeldFiles, Judged, Launch, Sample, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.redact import redact_argv, secrets_of
 from hangguard.store import RunFolder, tail_of
@@ -20,6 +20,8 @@ WITHIN = 3.0
 KEPT_TEXT, KEPT_LINES, KEPT_LINE = 4096, 10, 200
 """Characters of the log above which a kept sample holds this many lines at either end, each cut to this length:
 180 samples of a flood would else be half a gigabyte."""
+
+KEPT_FILES = 64
 
 
 async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sample, ...]) -> str | None:
@@ -46,6 +48,10 @@ async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sam
 
 def without_bulk(sample: Sample) -> Sample:
     """Return the sample as it is kept: of a flood only the ends, because the log itself lies beside the evidence."""
+    files = sample.files
+    if isinstance(files, HeldFiles) and len(files.files) > KEPT_FILES:
+        more = f"and {len(files.files) - KEPT_FILES} more, not kept"
+        sample = replace(sample, files=replace(files, files=files.files[:KEPT_FILES], left_out=(*files.left_out, more)))
     log_ = sample.log
     if isinstance(log_, Unseen) or sum(map(len, log_.lines)) <= KEPT_TEXT:
         return sample

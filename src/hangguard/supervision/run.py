@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from hangguard.act.spawn import LastWords, Stopped, guarded
 from hangguard.act.stop import prove_release
 from hangguard.engines.base import Engine
-from hangguard.facts import Ask, Exit, Fallback, Gpu, Launch, Limits, Listener, Sample, Unseen
+from hangguard.facts import Ask, Exit, Fallback, Gpu, HeldFile, Launch, Limits, Listener, Sample, Unseen
 from hangguard.learned import Stretches
 from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
@@ -59,6 +59,9 @@ class Guard(Protocol):
 
     def remember(self, identities: Iterable[tuple[int, int]]) -> None:
         """Note members that a sample has seen."""
+
+    def remember_files(self, files: Iterable[HeldFile]) -> None:
+        """Note what members were seen to have in /dev/shm and as named sockets."""
 
     async def wait_exit(self) -> Exit:
         """Wait until the launched process has ended."""

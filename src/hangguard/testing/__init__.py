@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 from typing import Literal, TypeAlias
 
-__all__ = ["FaultPhase", "little_server_command"]
+__all__ = ["FaultPhase", "Leftover", "little_server_command"]
 
 FaultPhase: TypeAlias = Literal[
     "import", "dist-init", "weights-load", "kv-cache", "jit-compile", "graph-capture", "warm-up", "serving"
 ]
+
+Leftover: TypeAlias = Literal["mapped", "semaphore", "socket", "worker"]
 
 
 def little_server_command(
@@ -44,6 +46,7 @@ def little_server_command(
     fork_and_exit: bool = False,
     exit_early: int | None = None,
     leave_shm: bool = False,
+    leave: tuple[Leftover, ...] = (),
     banner_bytes: int = 0,
     long_line: int = 0,
     flood: bool = False,
@@ -58,6 +61,9 @@ def little_server_command(
     number ``fault_after`` on; not where ``cured_by`` (a flag, or ``NAME=VALUE`` of the environment) is given;
     with ``once`` (the path of a file) in the first launch only. A deadlock at graph capture is cured by
     ``--disable-cuda-graph``, as in the real thing: the step is skipped.
+
+    ``leave`` names what it has and never tidies up: memory ``mapped`` with its descriptor closed, a ``semaphore``, the
+    name of a ``socket`` in the temp folder, and such memory in each ``worker``. The log says ``left: PATH``.
 
     What each other option does: ``python -m hangguard.testing.server --help``.
     """
@@ -93,4 +99,5 @@ def little_server_command(
     command += [f"{flag}={value}" for flag, value, default in values if value != default]
     command += [flag for flag, given in switches if given]
     command += [f"--fault={phase}:{kind}" for phase, kind in faults]
+    command += [f"--leave={kind}" for kind in leave]
     return command

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from hangguard.testing._leftovers import KINDS as LEFTOVERS
+
 PHASES = (
     "import", "dist-init", "weights-load", "kv-cache", "jit-compile", "graph-capture", "warm-up", "serving",
 )  # fmt: skip
@@ -58,6 +60,7 @@ class Options:
     fork_and_exit: bool
     exit_early: int | None
     leave_shm: bool
+    leave: tuple[str, ...]
     banner_bytes: int
     long_line: int
     flood: bool
@@ -108,6 +111,7 @@ def read_options(argv: list[str]) -> Options:
         fork_and_exit=given.fork_and_exit,
         exit_early=given.exit_early,
         leave_shm=given.leave_shm,
+        leave=tuple(given.leave),
         banner_bytes=given.banner_bytes,
         long_line=given.long_line,
         flood=given.flood,
@@ -208,6 +212,7 @@ def _add_habits(parser: argparse.ArgumentParser) -> None:
     add("--orphans", action="store_true", help="workers outlive the main process")
     add("--fork-and-exit", action="store_true", help="become a daemon: fork, setsid, the first process exits 0")
     add("--leave-shm", action="store_true", help="hold shared memory with a resource tracker")
+    add("--leave", action="append", default=[], choices=LEFTOVERS, help="have this, and leave it at the end")
     add("--banner-bytes", type=int, default=0, metavar="N", help="print N bytes before listening")
     add("--long-line", type=int, default=0, metavar="N", help="print one line of N bytes")
     add("--flood", action="store_true", help="print some 20 MB/s from the start on")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hangguard.testing._faults import commit, fault_for
+from hangguard.testing._leftovers import leave
 from hangguard.testing._options import Options
 from hangguard.testing._process import Channel, end_with, log, set_title
 
@@ -73,6 +74,7 @@ class Scheduler:
         self._prefix = f" TP{options.rank}" if options.tp > 1 else ""
         self._held: list[bytearray] = []
         self._served = 0
+        self._left: list[object] = []
 
     def run(self) -> None:
         """Start up, waiting for all ranks after each phase; then serve."""
@@ -113,6 +115,7 @@ class Scheduler:
         )
 
     def init_memory_pool(self) -> None:
+        self._left = [leave(kind) for kind in self._options.leave if kind == "worker"]
         self._fault("kv-cache")
         self._work(self._seconds / 2)
         self._hold(self._options.hold_mb * MB // 2)

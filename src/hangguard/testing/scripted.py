@@ -32,6 +32,7 @@ from hangguard.facts import (
     Exit,
     Fallback,
     Gpu,
+    HeldFile,
     Host,
     Launch,
     Limits,
@@ -75,7 +76,9 @@ Clock = Callable[[], float]
 WORKER = (5001, 77)
 """(pid, start time) of the one process of every script."""
 
-RELEASED = Release(items=tuple(ReleaseItem(resource=r, answer="released") for r in ("processes", "gpu-memory", "port")))
+RELEASED = Release(
+    items=tuple(ReleaseItem(resource=r, answer="released") for r in ("processes", "gpu-memory", "port", "files"))
+)
 
 
 def held_by_ours(detail: str) -> Release:
@@ -110,6 +113,7 @@ class ScriptedGuarded:
         """The grace of every stop that was asked for."""
         self.last_asked: tuple[tuple[int, int], ...] = ()
         """Who was asked for last words."""
+        self.files: tuple[HeldFile, ...] = ()
         self._script = script
         self._clock = clock
         self._began = clock()
@@ -143,6 +147,10 @@ class ScriptedGuarded:
     def remember(self, identities: Iterable[tuple[int, int]]) -> None:
         """Note members."""
         self.members |= frozenset(identities)
+
+    def remember_files(self, files: Iterable[HeldFile]) -> None:
+        """Note what members have."""
+        self.files = tuple(files)
 
     async def read_stacks(self, member: tuple[int, int], *, within: float) -> PythonThreads:
         """Say that there is nothing to read: the stacks are in the script's samples."""

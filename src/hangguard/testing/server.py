@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from hangguard.testing._leftovers import leave
 from hangguard.testing._options import Options, read_options
 from hangguard.testing._process import Channel, log
 
@@ -60,7 +61,8 @@ class Main:
         time.sleep(self._options.phase_seconds / 2)
         self._forget_faults_of_earlier_launches()
         log(f"server_args=ServerArgs({self._arguments()})")
-        keeper = _shared_memory() if self._options.leave_shm else None
+        keeper = [_shared_memory()] if self._options.leave_shm else []
+        keeper += [leave(kind) for kind in self._options.leave if kind != "worker"]
         names = [f"scheduler_{rank}" for rank in range(self._options.tp)]
         schedulers = [self._start_child(name, "scheduler", rank) for rank, name in enumerate(names)]
         detokenizer = self._start_child("detokenizer", "detokenizer", 0)

@@ -111,14 +111,19 @@ def serve_without_descriptors():
     with supervise(SERVER, url="http://127.0.0.1:{port}", cwd=FOLDER, run_dir=FOLDER / "runs", limits=limits) as server:
         pid = server.pid
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-        try:
-            while True:
-                os.dup(0)
-        except OSError:
-            pass
+        take_all_descriptors()
         time.sleep(1.5)  # some samples see nothing
+        take_all_descriptors()  # those too that were in use for a moment
     release = server.attempt.release
     return {"alive": lives(pid), "answers": {item.resource: item.answer for item in release.items}}
+
+
+def take_all_descriptors():
+    try:
+        while True:
+            os.dup(0)
+    except OSError:
+        pass
 
 
 def stacks_in_a_forked_child():

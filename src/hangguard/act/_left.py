@@ -1,0 +1,130 @@
+"""What the members of one launch had, and may have left: the guardian's book of it, and the end of it.
+
+Standard library only, loaded by its path as ``_tree`` is. All that could block runs aside, because the guardian's own
+thread watches for the supervisor's death; so nothing here waits, and everything has a time at which it is late.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from hangguard.act import _lease
+    from hangguard.act._aside import Aside
+    from hangguard.held import Look
+
+    Identity = tuple[int, int]
+    Plain = dict[str, Any]
+
+LOOK_WITHIN = 5.0
+"""Seconds that the first signal waits for the last look at what members have: it takes milliseconds where no memory map
+is locked, and the machine is not overloaded."""
+ALONE_LOOK_WITHIN = 1.5
+"""The same when the supervising program is dead: then nothing shall be left after five seconds."""
+CLEAR_WITHIN = 15.0
+"""Seconds for the removal: the pages of a large file take a second per few GB."""
+
+
+class Left:
+    """Files and sockets that members were seen to have: asked for before they are signalled, removed when all are gone.
+
+    ``held`` and ``lease`` are the modules of these names, which a guardian loads in its own way.
+    """
+
+    def __init__(self, aside: Aside, *, held: Any, lease: Any) -> None:
+        self.before: frozenset[tuple[int, int]] = frozenset()
+        """What lay in /dev/shm before the launch: (device, inode)."""
+        self.unseen: list[str] = []
+        """What the last look could not see."""
+        self._aside = aside
+        self._held = held
+        self._lease = lease
+        self._files: dict[tuple[Any, ...], Plain] = {}
+        self._removed: list[Plain] = []
+        self._look: Look | None = None
+        self._look_began = 0.0
+        self._clearing: _lease.Clearing | None = None
+        self._cleared: list[tuple[Any, ...]] = []
+
+    def note_before(self) -> None:
+        """Note what is there already: nothing of it is ours."""
+        self.before = frozenset(self._held.names_in())
+
+    def remember(self, files: Iterable[Plain]) -> None:
+        """Note what members were seen to have, as far as it could be left."""
+        new = [file for file in files if self._held.may_be_left(file, self.before)]
+        self._files.update((self._held.key_of(file), file) for file in new)
+
+    def forget(self, files: Iterable[Plain]) -> None:
+        """Drop what is gone: a server that makes a file a request would fill the book."""
+        for file in files:
+            self._files.pop(self._held.key_of(file), None)
+
+    # ------------------------------------------------------------------------------------- looking
+
+    def look(self, find: Callable[[], Iterable[Identity]]) -> None:
+        """Begin to look at what the members have now; :meth:`looks_until` says for how long to hold back signals."""
+        look = self._look = self._held.Look(())
+        self._look_began = time.monotonic()
+
+        def run() -> Plain:
+            look.add(find())
+            look.run()
+            return {}
+
+        self._aside.do(run, within=LOOK_WITHIN, label={"say": "looked", "of": look})
+
+    def looks_until(self, *, alone: bool) -> float:
+        """Return until when the look may take; 0: it is over."""
+        within = ALONE_LOOK_WITHIN if alone else LOOK_WITHIN
+        if self._look is not None and time.monotonic() >= self._look_began + within:
+            self._end_look(f"no answer within {within:g} s")
+        return self._look_began + within if self._look is not None else 0.0
+
+    def _end_look(self, problem: str) -> None:
+        look, self._look = self._look, None
+        assert look is not None
+        if problem and not look.skip(problem):
+            look.left_out.append(problem)
+        self.unseen = look.left_out[:16]
+        self.remember(look.found)
+
+    # ------------------------------------------------------------------------------------ clearing
+
+    def clear(self) -> float:
+        """Begin to remove what is left, now that nobody lives; return until when to wait, 0: there is nothing."""
+        if not self._files:
+            return 0.0
+        self._cleared = list(self._files)
+        clearing = self._clearing = self._lease.Clearing(self._files.values())
+
+        def run() -> Plain:
+            clearing.run()
+            return {}
+
+        self._aside.do(run, within=CLEAR_WITHIN, label={"say": "cleared", "of": clearing})
+        return time.monotonic() + CLEAR_WITHIN
+
+    def hear(self, answer: Mapping[str, Any]) -> bool:
+        """Take an answer from aside; return whether it was for us, and is what was waited for."""
+        if answer.get("say") == "looked" and answer["of"] is self._look:
+            self._end_look(str(answer.get("unseen", "")))
+            return True
+        return answer.get("say") == "cleared" and answer["of"] is self._clearing
+
+    def outcome(self, why_not: str) -> list[Plain]:
+        """Return what became of each; ``why_not``: why those were not asked for whose removal was not begun."""
+        clearing, self._clearing = self._clearing, None
+        if clearing is None:
+            answers = [self._lease.answer_of(file, None, why_not) for file in self._files.values()]
+        else:
+            answers = clearing.answers()
+            for key, answer in zip(self._cleared, answers, strict=True):
+                if answer["answer"] == "removed":
+                    self._removed.append(answer)
+                    self._files.pop(key, None)
+        return [*self._removed, *(answer for answer in answers if answer["answer"] != "removed")]

@@ -1,0 +1,146 @@
+"""What a launch left in /dev/shm and as named sockets: its removal without a guardian, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from hangguard import held
+from hangguard.act import _lease, _tree
+from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
+from hangguard.observe.lane import Lane
+from hangguard.observe.procfs import read_title
+
+SHARED_MEMORY = Path(held.SHARED_MEMORY)
+CLEAR_WITHIN = 20.0
+"""Seconds for the removal: the pages of a large file take a second per few GB."""
+HOLDERS_WITHIN = 5.0
+MOST_NAMED = 4
+
+
+async def clear_files(files: Iterable[held.Plain], *, really: bool = True) -> tuple[RemovedFile, ...]:
+    """Remove what nobody has, in a process of its own, and say what became of each. Never raises.
+
+    Not in this process: the user's program may fork while a lease is held, and the child would have it too. Without
+    ``really`` everything is done but the last step.
+    """
+    asked = list(files)
+    if not asked:
+        return ()
+    lane = Lane("removal")
+    try:
+        answers = await lane.ask(lambda: _clear(asked, really=really), within=CLEAR_WITHIN + 1.0)
+    except (OSError, ValueError, subprocess.SubprocessError) as problem:
+        answers = Unseen(f"it could not be asked: {type(problem).__name__}: {problem}")
+    finally:
+        lane.close()
+    if isinstance(answers, Unseen):
+        answers = [_lease.answer_of(file, None, answers.reason) for file in asked]
+    return as_removed(answers)
+
+
+def _clear(files: list[held.Plain], *, really: bool) -> list[held.Plain]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", _lease.__file__],
+        input=json.dumps({"files": _lease.carried(files), "really": really}).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        timeout=CLEAR_WITHIN,
+        cwd="/",
+        env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
+        start_new_session=True,  # Ctrl-C would leave a file under its private name
+    )
+    return _lease.received(json.loads(done.stdout))
+
+
+def as_removed(answers: Iterable[held.Plain]) -> tuple[RemovedFile, ...]:
+    """Return the answers of a removal as facts."""
+    return tuple(RemovedFile(**answer) for answer in answers)
+
+
+# ----------------------------------------------------------------------------------------- what is left
+
+
+async def with_holders(files: tuple[RemovedFile, ...]) -> tuple[RemovedFile, ...]:
+    """Name who has what could not be removed, as far as a scan of all processes can tell."""
+    busy = {(file.device, file.inode) for file in files if file.answer == "busy"}
+    if not busy:
+        return files
+    lane, look = Lane("holders"), held.Look(())
+
+    def name() -> dict[tuple[int, int], tuple[str, ...]]:
+        look.add(entry.identity for entry in _tree.read_entries().values() if not entry.dead)
+        return _holders(look.run(), busy)
+
+    try:
+        named = await lane.ask(name, within=HOLDERS_WITHIN)
+    except OSError:
+        return files
+    finally:
+        lane.close()
+    if isinstance(named, Unseen):
+        return files
+    return tuple(replace(file, holders=named.get((file.device, file.inode), ())) for file in files)
+
+
+def _holders(found: list[held.Plain], wanted: set[tuple[int, int]]) -> dict[tuple[int, int], tuple[str, ...]]:
+    pids: dict[tuple[int, int], set[int]] = {}
+    for file in found:
+        if (identity := (file["device"], file["inode"])) in wanted:
+            pids.setdefault(identity, set()).add(file["pid"])
+    titles = {pid: read_title(pid)[:60] or "?" for some in pids.values() for pid in some}
+    return {identity: tuple(f"pid {pid} ({titles[pid]})" for pid in sorted(some)) for identity, some in pids.items()}
+
+
+def files_item(
+    files: tuple[RemovedFile, ...],
+    *,
+    survivors: tuple[Survivor, ...],
+    unattributed: tuple[str, ...],
+    unseen: tuple[str, ...],
+) -> ReleaseItem:
+    """Return whether what members had is gone. What a stranger has by now is held, and not left behind by us."""
+    if survivors and files:
+        names = _some([file.path for file in files])
+        return ReleaseItem(resource="files", answer="held", detail=f"kept while a member lives: {names}")
+    held_by_others = [_who_has(file) for file in files if file.answer in {"busy", "refused"}]
+    if held_by_others:
+        return ReleaseItem(resource="files", answer="held", ours=False, detail=_some(held_by_others))
+    unknown = [f"{file.path}: {file.why}" for file in files if file.answer in {"unknown", "free"}]
+    if unknown:
+        return ReleaseItem(resource="files", answer="unknown", detail=_some(unknown))
+    if unseen and unattributed:
+        detail = f"new in /dev/shm, and not all could be seen that members had: {_some(list(unseen))}"
+        return ReleaseItem(resource="files", answer="unknown", detail=detail)
+    removed = [file for file in files if file.answer == "removed"]
+    size = sum(file.used_bytes for file in removed) >> 20
+    return ReleaseItem(
+        resource="files", answer="released", detail=f"{len(removed)} removed, {size} MiB" if removed else ""
+    )
+
+
+def unattributed_names(before: frozenset[str], files: Iterable[RemovedFile]) -> tuple[str, ...]:
+    """Return what else appeared in /dev/shm since."""
+    try:
+        names = {path.name for path in SHARED_MEMORY.iterdir()}
+    except OSError:
+        return ()
+    known = {file.path for file in files}
+    return tuple(path for name in sorted(names - before) if (path := str(SHARED_MEMORY / name)) not in known)
+
+
+def _who_has(file: RemovedFile) -> str:
+    if file.answer == "refused":
+        return f"{file.path}: {file.why}"
+    return f"{file.path} by {', '.join(file.holders) or 'somebody'}"
+
+
+def _some(lines: list[str]) -> str:
+    more = len(lines) - MOST_NAMED
+    return "; ".join(lines[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

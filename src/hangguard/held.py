@@ -1,0 +1,346 @@
+# ruff: noqa: PTH115, PTH116, PTH123, PTH208
+"""Which files of shared memory, and which named sockets, processes have: the provenance of what may be left.
+
+Synchronous and standard library only: the guardian loads this file by its path, as it does ``_tree``, and looks a last
+time before its first signal. Everything of a process is read through one descriptor of its folder in ``/proc``, which
+means that process and no later one of its pid.
+
+``maps`` takes the memory-map lock, which a process stuck in a driver may hold for ever: run a :class:`Look` in a thread
+that may be left behind. What it has found by then is in ``found``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, TypeAlias
+
+    Identity: TypeAlias = tuple[int, int]
+    FileId: TypeAlias = tuple[int, int]
+    Plain: TypeAlias = dict[str, Any]
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written to
+ORDER = ("open", "mapped", "shared", "bound")
+"""How closely a process has something. ``shared``: mapped so that what it writes is seen by others."""
+
+
+def file_id(found: os.stat_result) -> FileId:
+    """Return (device, inode)."""
+    return (found.st_dev, found.st_ino)
+
+
+def names_in(folder: str = SHARED_MEMORY) -> dict[FileId, str]:
+    """Return what lies directly in the folder of shared memory, where shm_open(3) and sem_open(3) put everything.
+
+    Costs no look at the files themselves. Empty where there is no such folder.
+    """
+    try:
+        device = os.stat(folder).st_dev
+        with os.scandir(folder) as entries:
+            return {(device, entry.inode()): entry.path for entry in entries}
+    except OSError:
+        return {}
+
+
+def may_be_left(file: Plain, before: Iterable[FileId] = (), *, folder: str = SHARED_MEMORY) -> bool:
+    """Whether something that a member was seen to have may be removed once nobody has it.
+
+    The name of a socket was made by whoever bound it. A file in /dev/shm is taken for shared memory if it was not there
+    ``before`` the launch, lies in no folder of its own, and was mapped to be shared and written. Weights that somebody
+    copied there, a cache or a log that the server keeps there are none of that: they are somebody's files.
+    """
+    if file["kind"] == "socket":
+        return bool(file["held"] == "bound")
+    is_alone = os.path.dirname(file["path"]) == folder  # noqa: PTH120
+    return is_alone and file["held"] == "shared" and (file["device"], file["inode"]) not in before
+
+
+def key_of(file: Plain) -> tuple[Any, ...]:
+    """Return what tells one from another: a file of shared memory by its inode, whatever it is called by now."""
+    return (file["device"], file["inode"], *((file["path"],) if file["kind"] == "socket" else ()))
+
+
+class Look:
+    """One look at what these processes have. ``run`` may be left behind, and after ``skip`` be called again."""
+
+    def __init__(self, identities: Iterable[Identity], *, proc: str = "/proc", folder: str = SHARED_MEMORY) -> None:
+        self.left_out: list[str] = []
+        """What could not be looked at, each with the reason."""
+        self.at: Identity | None = None
+        """Whose turn it is; ``None``: nobody's."""
+        self._proc = proc
+        self._folder = folder
+        self._todo = deque(identities)
+        self._turn = 0
+        self._found: dict[tuple[Any, ...], Plain] = {}
+        self._device = ""
+        self._names: dict[FileId, str] | None = None
+        self._sockets: dict[int, _Bound] = {}
+
+    @property
+    def found(self) -> list[Plain]:
+        """Return what was found so far, once a process and file: mappings with the fields of ``facts.HeldFile``."""
+        return list(self._found.values())
+
+    def add(self, identities: Iterable[Identity]) -> None:
+        """Look at these too."""
+        self._todo.extend(identities)
+
+    def run(self) -> list[Plain]:
+        """Look at all of them that are still to be looked at."""
+        turn = self._turn
+        if self._names is None:
+            self._prepare()
+        while self._todo and turn == self._turn:
+            self.at = identity = self._todo.popleft()
+            self._read(identity)
+            if turn == self._turn:
+                self.at = None
+        return self.found
+
+    def skip(self, reason: str) -> bool:
+        """Leave the reader behind, with the one that holds it up; return whether there is such a one."""
+        self._turn += 1
+        held_up, self.at = self.at, None
+        if held_up is not None:
+            self.left_out.append(f"pid {held_up[0]}: {reason}")
+        return held_up is not None
+
+    # ---------------------------------------------------------------------------------- once a look
+
+    def _prepare(self) -> None:
+        self._names = {}
+        try:
+            device = os.stat(self._folder).st_dev
+            if _file_system_of(device, self._proc) == "tmpfs":
+                self._device = f"{os.major(device):02x}:{os.minor(device):02x}"
+                self._names = names_in(self._folder)
+            else:  # elsewhere the inode of a file that is gone is given to the next one that is made
+                self.left_out.append(f"{self._folder} is no tmpfs, so what lies there cannot be told apart for sure")
+        except FileNotFoundError:
+            pass
+        except OSError as problem:
+            self.left_out.append(f"{self._folder}: {_reason(problem)}")
+        try:
+            self._sockets = _bound_sockets()
+        except OSError as problem:
+            self.left_out.append(f"which sockets have a name: the kernel does not tell ({_reason(problem)})")
+
+    # ------------------------------------------------------------------------------- one process
+
+    def _read(self, identity: Identity) -> None:
+        try:
+            folder = os.open(f"{self._proc}/{identity[0]}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as problem:
+            self._leave_out(identity, problem)
+            return
+        try:
+            if _started(folder) == identity[1]:
+                self._read_all(folder, identity)
+        except OSError as problem:
+            self._leave_out(identity, problem)
+        finally:
+            os.close(folder)
+
+    def _read_all(self, folder: int, identity: Identity) -> None:
+        try:
+            self._read_descriptors(folder, identity)
+            self._read_maps(folder, identity)
+            is_near = os.readlink("ns/net", dir_fd=folder) == os.readlink(f"{self._proc}/self/ns/net")
+        except PermissionError:
+            if _state(folder) not in "ZX":  # who has ended belongs to root
+                raise
+        else:
+            if not is_near:
+                self.left_out.append(f"pid {identity[0]}: its sockets are in another network namespace")
+
+    def _leave_out(self, identity: Identity, problem: OSError) -> None:
+        if not isinstance(problem, (FileNotFoundError, ProcessLookupError)):  # these mean that it has ended
+            self.left_out.append(f"pid {identity[0]}: {_reason(problem)}")
+
+    def _read_descriptors(self, folder: int, identity: Identity) -> None:
+        opened = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            for name in os.listdir(opened):
+                try:
+                    self._read_descriptor(opened, name, folder, identity)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # closed meanwhile
+        finally:
+            os.close(opened)
+
+    def _read_descriptor(self, opened: int, name: str, folder: int, identity: Identity) -> None:
+        # A stat of any other file could wait for a dead network disk.
+        link = os.readlink(name, dir_fd=opened)
+        if self._device and link.startswith(f"{self._folder}/"):
+            found = os.stat(name, dir_fd=opened)
+            if stat.S_ISREG(found.st_mode):
+                self._add_file(file_id(found), link, "open", identity)
+        elif link.startswith("socket:[") and (bound := self._sockets.get(int(link[8:-1]))) is not None:
+            self._add_socket(bound, folder, identity)
+
+    def _read_maps(self, folder: int, identity: Identity) -> None:
+        if not self._device:
+            return
+        number, wanted = os.makedev(*(int(part, 16) for part in self._device.split(":"))), f" {self._device} ".encode()
+        for line in _read(folder, "maps").splitlines():
+            if wanted in line:  # address, flags, offset, device, inode, path: proc_pid_maps(5)
+                _, flags, _, _, inode, *path = line.split(None, 5)
+                how = "shared" if b"w" in flags and b"s" in flags else "mapped"
+                self._add_file((number, int(inode)), os.fsdecode(b"".join(path)), how, identity)
+
+    # --------------------------------------------------------------------------------- what it has
+
+    def _add_file(self, file: FileId, path: str, how: str, identity: Identity) -> None:
+        # The C library gives a semaphore its name after it has mapped it, so the path here may be of no use.
+        for name in (path, (self._names or {}).get(file, "")):
+            found = _look(name)
+            if found is not None and file_id(found) == file and stat.S_ISREG(found.st_mode):
+                self._add(identity, name, found, "file", how)
+                return
+
+    def _add_socket(self, bound: _Bound, folder: int, identity: Identity) -> None:
+        path = os.path.join(os.readlink("cwd", dir_fd=folder), bound.path)  # noqa: PTH118
+        found = _look(path)
+        if found is None or not stat.S_ISSOCK(found.st_mode) or found.st_ino & 0xFFFFFFFF != bound.inode:
+            return
+        # On overlayfs stat tells another device than the socket; there the same name must mean the same file to us.
+        same_device = (os.major(found.st_dev), os.minor(found.st_dev)) == bound.device
+        if same_device or _sees_what_we_see(folder, self._proc):
+            self._add(identity, path, found, "socket", "bound")
+
+    def _add(self, identity: Identity, path: str, found: os.stat_result, kind: str, held: str) -> None:
+        file: Plain = {"path": path, "device": found.st_dev, "inode": found.st_ino, "kind": kind, "held": held}
+        file |= {"pid": identity[0], "started": identity[1]}
+        # A disk gives the inode of a socket that is gone to the next file; when the name was made tells them apart.
+        file["made_ns"] = found.st_mtime_ns if kind == "socket" else 0
+        key = (identity, *key_of(file))
+        known = self._found.get(key)
+        if known is None or ORDER.index(held) > ORDER.index(known["held"]):
+            self._found[key] = file
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def _read(folder: int, name: str, limit: int = 256 << 20) -> bytes:
+    opened = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    with open(opened, "rb") as file:
+        return file.read(limit)
+
+
+def _started(folder: int) -> int:
+    return int(_fields(folder)[19])
+
+
+def _state(folder: int) -> str:
+    return _fields(folder)[0].decode()
+
+
+def _fields(folder: int) -> list[bytes]:
+    text = _read(folder, "stat", 1024)
+    return text[text.rfind(b")") + 2 :].split()  # proc_pid_stat(5): the name may hold parentheses
+
+
+def _look(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path, follow_symlinks=False) if path else None
+    except (OSError, ValueError):
+        return None
+
+
+def _reason(problem: OSError) -> str:
+    return problem.strerror or str(problem)
+
+
+def _file_system_of(device: int, proc: str) -> str:
+    """Return the kind of file system that has this device: proc_pid_mountinfo(5)."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            columns = line.split(" ")
+            if columns[2] == wanted and "-" in columns:
+                return columns[columns.index("-") + 1]
+    return ""
+
+
+def _sees_what_we_see(folder: int, proc: str) -> bool:
+    """Whether a path means the same to that process as to us."""
+    ours = os.readlink(f"{proc}/self/ns/mnt")
+    return os.readlink("ns/mnt", dir_fd=folder) == ours and os.readlink("root", dir_fd=folder) == "/"
+
+
+# ---------------------------------------------------------------------------------------------- sockets
+
+# include/uapi/linux/{netlink,sock_diag,unix_diag}.h
+_NETLINK_SOCK_DIAG = 4
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBHIIIII")
+_MESSAGE = struct.Struct("=BBBBIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_VFS = struct.Struct("=II")
+_REQUEST_DUMP, _SOCK_DIAG_BY_FAMILY, _ERROR, _DONE = 0x301, 20, 2, 3
+_SHOW_NAME, _SHOW_VFS, _NAME_OF, _VFS_OF = 1, 2, 0, 1
+_ALL_STATES, _NO_COOKIE = 0xFFFFFFFF, 0xFFFFFFFF
+_ESTABLISHED = 1
+"""Of a connection that was accepted the kernel tells its listener's name."""
+
+
+class _Bound:
+    """A socket with a name in a folder: the name as it was bound, and the file behind it as the kernel knows it."""
+
+    __slots__ = ("device", "inode", "path")
+
+    def __init__(self, path: str, inode: int, device: int) -> None:
+        self.path = path
+        self.inode = inode
+        self.device = (device >> 20, device & 0xFFFFF)  # the kernel's own form: include/linux/kdev_t.h
+
+
+def _bound_sockets() -> dict[int, _Bound]:
+    """Return the named Unix sockets of our network namespace by the number that ``/proc/PID/fd`` shows.
+
+    ``/proc/net/unix`` has the names, and not which file is behind each: another socket may have the name by now.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as diag:
+        diag.settimeout(2.0)
+        request = _REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_NAME | _SHOW_VFS, _NO_COOKIE, _NO_COOKIE)
+        header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, socket.AF_UNIX, 0)
+        diag.send(header + request)
+        return dict(_answers(diag))
+
+
+def _answers(diag: socket.socket) -> Iterator[tuple[int, _Bound]]:
+    while True:
+        data = diag.recv(1 << 18)
+        start = 0
+        while start + _HEADER.size <= len(data):
+            length, kind, *_ = _HEADER.unpack_from(data, start)
+            if kind == _DONE:
+                return
+            if kind == _ERROR:
+                number = -int(struct.unpack_from("=i", data, start + _HEADER.size)[0])
+                raise OSError(number, os.strerror(number))
+            yield from _socket_in(data[start + _HEADER.size : start + length])
+            start += max(_HEADER.size, length + 3 & ~3)
+
+
+def _socket_in(message: bytes) -> Iterator[tuple[int, _Bound]]:
+    _, kind, state, _, number, *_ = _MESSAGE.unpack_from(message)
+    parts: dict[int, bytes] = {}
+    start = _MESSAGE.size
+    while start + _ATTRIBUTE.size <= len(message):
+        length, what = _ATTRIBUTE.unpack_from(message, start)
+        parts[what] = message[start + _ATTRIBUTE.size : start + length]
+        start += max(_ATTRIBUTE.size, length + 3 & ~3)
+    name = parts.get(_NAME_OF, b"").rstrip(b"\0")
+    is_accepted = state == _ESTABLISHED and kind != socket.SOCK_DGRAM
+    if name and not name.startswith(b"\0") and _VFS_OF in parts and not is_accepted:
+        yield number, _Bound(os.fsdecode(name), *_VFS.unpack_from(parts[_VFS_OF]))
