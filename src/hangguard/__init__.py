@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Attempt as Attempt
     from hangguard.facts import Broken as Broken
     from hangguard.facts import Communicator as Communicator
+    from hangguard.facts import Daemon as Daemon
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
     from hangguard.facts import Exit as Exit
@@ -129,8 +130,8 @@ _HOMES = {
         "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
-        "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Daemon", "Departed", "Diagnosis", "Exit",
+        "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
         "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "Marker", "Measure", "Metric",
         "Moving", "Port", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
         "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",

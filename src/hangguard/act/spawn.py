@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _daemons, _tree
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
 from hangguard.errors import (
     CommandNotExecutable,
@@ -23,7 +23,7 @@ from hangguard.errors import (
     HangguardError,
     WrongProcess,
 )
-from hangguard.facts import Exit, Survivor, Unseen
+from hangguard.facts import Daemon, Exit, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
@@ -44,6 +44,8 @@ class Stopped:
     seconds: float
     by: Literal["guardian", "supervisor"]
     """Who signalled: the supervisor does only when the guardian is dead."""
+    daemons: tuple[Daemon, ...] = ()
+    """Daemons of somebody else that the launch has started: left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,14 @@ async def guarded(
     death_grace: float,
     on_death: str,
     pristine: bool,
+    port: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Guarded]:
     """Start ``argv`` under a guardian of its own; on leaving, whatever of it still lives is stopped.
 
     ``env`` is the whole environment. The server's output goes to ``log_path``, a file of this launch alone
-    (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends. What the body raises
-    arrives as it is, never in a group.
+    (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends; whoever listens on ``port`` is no
+    daemon of somebody else. What the body raises arrives as it is, never in a group.
 
     Raises :class:`CommandNotFound`, :class:`CommandNotExecutable`, or :class:`GuardianFailed` (also for a log
     or a lock that somebody else has).
@@ -99,6 +102,7 @@ async def guarded(
         "death_grace": death_grace,
         "on_death": on_death,
         "pristine": pristine,
+        "port": port,
     }
     link = await start_guardian()
     leash = _Leash(link)
@@ -164,6 +168,7 @@ class Guarded:
         self._death_grace = death_grace
         self._clock = clock
         self._remembered: set[Identity] = set()
+        self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
         self._lost = anyio.Event()
@@ -281,7 +286,7 @@ class Guarded:
 
     # ------------------------------------------------------------------------------------ the guardian
 
-    async def _launch(self, message: Mapping[str, object]) -> None:
+    async def _launch(self, message: Mapping[str, Any]) -> None:
         answer: dict[str, Any] = {}
         with anyio.move_on_after(START_WITHIN):
             await self._link.send(message)
@@ -291,6 +296,7 @@ class Guarded:
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
         self._remembered.add((self.pid, self.started))
+        self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
     async def _follow(self) -> None:
@@ -369,7 +375,8 @@ class Guarded:
             self._answered = None
         if not self._answer:
             return None
-        return self._stopped(self._answer["members"], self._answer["survivors"], began, "guardian")
+        answer = self._answer
+        return self._stopped(answer["members"], answer["survivors"], began, "guardian", answer["daemons"])
 
     def _stopped(
         self,
@@ -377,12 +384,14 @@ class Guarded:
         survivors: Sequence[dict[str, Any]],
         began: float,
         by: Literal["guardian", "supervisor"],
+        daemons: Sequence[dict[str, Any]] = (),
     ) -> Stopped:
         return Stopped(
             survivors=tuple(Survivor(**survivor) for survivor in survivors),
             ended=len(members) - len(survivors),
             seconds=self._clock() - began,
             by=by,
+            daemons=tuple(Daemon(**daemon) for daemon in daemons),
         )
 
     # ------------------------------------------------------------------------------------ without it
@@ -393,7 +402,9 @@ class Guarded:
         self._lose_guardian()
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + grace)
-        ending = self._ending = _tree.Ending(self._find_members, root=(self.pid, self.started), grace=grace)
+        ending = self._ending = _tree.Ending(
+            self._find_members, root=(self.pid, self.started), grace=grace, daemons=self._daemons
+        )
         if self._hurried:  # before there was an ending to hurry
             ending.hurry()
         lane = Lane("ending")
@@ -410,10 +421,11 @@ class Guarded:
             left = [{"pid": pid, "started": at, **unknown} for pid, at in self._remembered]
             return self._stopped(self._remembered, left, began, "supervisor")
         self._remembered |= ended.members
-        return self._stopped(ended.members, ended.survivors, began, "supervisor")
+        return self._stopped(ended.members, ended.survivors, began, "supervisor", ended.daemons)
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
-        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id)
+        spare = None if self._daemons is None else self._daemons.spare
+        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare)
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""
