@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -258,20 +259,28 @@ def test_what_the_gpus_held_before_is_their_first_sight_also_after_an_hour():
     assert history.driver_names_us
 
 
-@pytest.mark.parametrize(
-    ("holder", "is_known"),
-    [
-        (GpuHolder(pid=7, used_bytes=5, known=True), False),
-        (GpuHolder(pid=900, used_bytes=5, known=False), False),
-        (GpuHolder(pid=8, used_bytes=5, known=True), True),
-    ],
+OURS, STRANGER, NOBODY_HERE = (
+    GpuHolder(pid=7, used_bytes=300 * MIB, known=True),
+    GpuHolder(pid=8, used_bytes=300 * MIB, known=True),
+    GpuHolder(pid=900, used_bytes=300 * MIB, known=False),
 )
-def test_a_driver_that_opens_late_gives_a_sight_of_before_only_where_nobody_on_it_can_be_ours(holder, is_known):
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("holder", "before"), [(OURS, 700), (STRANGER, 1000), (NOBODY_HERE, 1000), (replace(OURS, used_bytes=None), None)]
+)
+def test_what_was_before_is_without_us_also_where_the_driver_opens_late(holder, before, is_late):
     history = GpuHistory()
-    history.note(Unseen("still opening"), {7})
-    seen = (gpu(holders=(holder,)),)
-    history.note(seen, {7})
-    assert history.before == (seen if is_known else Unseen("still opening"))
+    if is_late:
+        history.note(Unseen("still opening"), {7})
+    history.note((gpu(holders=(holder,)),), {7})
+    if holder == NOBODY_HERE and is_late:  # it may stand for one of us
+        assert history.before == Unseen("still opening")
+    elif before is None:
+        assert history.before[0].memory_used_bytes == Unseen("the server was on it at the first look")
+    else:
+        assert history.before[0].memory_used_bytes == before * MIB
 
 
 async def test_a_pid_that_is_a_strangers_now_is_a_stranger(sleeper):

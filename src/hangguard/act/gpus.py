@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from hangguard.act import _tree
@@ -37,10 +37,11 @@ class GpuHistory:
     """What the GPUs held before the server could: the first sight of them."""
     driver_names_us: bool | None = None
     """Whether the driver has ever named a member; ``None``: it was never seen to name anybody."""
-    _is_late: bool = False
+    _is_first: bool = True
 
     def note(self, gpus: Gpus, pids: Iterable[int]) -> None:
         """Enter one sample: the GPUs, and the pids of the members."""
+        is_first, self._is_first = self._is_first, False
         if isinstance(gpus, Unseen):
             if isinstance(self.before, Unseen):
                 self.before = gpus
@@ -49,11 +50,25 @@ class GpuHistory:
         ours = set(pids) & {holder.pid for holder in holders if holder.known is not False}
         if holders:
             self.driver_names_us = bool(self.driver_names_us or ours)
-        # The driver takes seconds to open without persistence mode, and the server begins meanwhile. A sight in which
-        # nobody could be one of us is still one of before.
-        self._is_late = self._is_late or bool(ours) or any(holder.known is False for holder in holders)
-        if isinstance(self.before, Unseen) and not self._is_late:
-            self.before = gpus
+        # The driver takes seconds to open without persistence mode, and the server begins meanwhile. A later sight
+        # shows what was before if all on it are known: a pid of nobody here may stand for one of us.
+        is_clear = is_first or all(holder.known is not False for holder in holders)
+        if isinstance(self.before, Unseen) and is_clear:
+            self.before = tuple(_without(gpu, ours) for gpu in gpus)
+
+
+def _without(gpu: Gpu, pids: set[int]) -> Gpu:
+    """Return a board as it would be without these processes."""
+    ours = [holder for holder in _holders(gpu) if holder.pid in pids]
+    if not ours or isinstance(gpu.memory_used_bytes, Unseen):
+        return gpu
+    used = [holder.used_bytes for holder in ours]
+    rest = gpu.memory_used_bytes - sum(size or 0 for size in used)
+    return replace(
+        gpu,
+        memory_used_bytes=Unseen("the server was on it at the first look") if None in used else rest,
+        holders=tuple(holder for holder in _holders(gpu) if holder not in ours),
+    )
 
 
 class GpuRelease(NamedTuple):
@@ -124,7 +139,13 @@ class _Sight:
     def judge(self, gpu: Gpu, before: Gpu | None) -> _Judged:
         """Return the answer for one board."""
         holders = _holders(gpu)
-        unusable = [holder for holder in holders if self._driver_names_us is False and holder.known is False]
+        # Whoever was named before the launch is a neighbour, also where his number is nobody's here.
+        neighbours = {holder.pid for holder in _holders(before)} if before is not None else set()
+        unusable = [
+            holder
+            for holder in holders
+            if self._driver_names_us is False and holder.known is False and holder.pid not in neighbours
+        ]
         mine = [holder for holder in holders if holder not in unusable and is_member(holder.pid, self._members)]
         name = f"GPU {gpu.index}"
         if mine:
