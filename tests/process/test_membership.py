@@ -18,8 +18,11 @@ from test_guardian import PROGRAMS, is_gone, keep, members, serve, soon
 
 from hangguard.act import _daemons, _tree
 from hangguard.act.stop import prove_release
+from hangguard.cli.live import _line_for_release
+from hangguard.facts import Daemon, Release
 from hangguard.observe.devices import look_who_has_gpus_open, who_has_open
 from hangguard.observe.ports import free_port
+from hangguard.supervision.attach import stop_members
 
 pytestmark = pytest.mark.anyio
 
@@ -251,6 +254,26 @@ async def test_with_keep_the_guardian_waits_for_the_server_and_not_for_its_daemo
             process.kill()
         await soon(lambda: is_gone(guardian))
         assert not is_gone(daemon)
+
+
+async def test_a_server_that_somebody_else_started_is_stopped_without_its_daemons(members, command, port, keep):
+    process = subprocess.Popen(command("tmux", kinds=("setsid",)), start_new_session=True, stdout=subprocess.DEVNULL)
+    keep(process)
+    ours, daemon = members("root", "setsid"), members("tmux")["tmux"]
+    pids = (process.pid, ours["setsid"].pid, daemon.pid)
+    root, *rest = [_tree.read_entry(pid).identity for pid in pids]
+    stopped = await stop_members(root, {root, *rest}, grace=1.0, port=port)
+    assert [left.pid for left in stopped.daemons] == [daemon.pid]
+    assert stopped.survivors == ()
+    assert set(ours) == gone(ours)
+    assert not is_gone(daemon)
+
+
+def test_the_line_of_a_release_names_the_daemons():
+    daemon = Daemon(pid=7, started=1, title="tmux new -d", why="a tmux server")
+    line, style = _line_for_release(Release(items=(), daemons=(daemon,)))
+    assert line == "released: nothing of it is left; left running, for it is no part of the server: pid 7 (tmux new -d)"
+    assert style == ""
 
 
 # ------------------------------------------------------------------------- what makes a daemon ours
