@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Broken as Broken
     from hangguard.facts import Check as Check
     from hangguard.facts import Communicator as Communicator
+    from hangguard.facts import Daemon as Daemon
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
     from hangguard.facts import Exit as Exit
@@ -136,10 +137,10 @@ _HOMES = {
         "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Departed", "Diagnosis", "Exit",
-        "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile",
-        "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log",
-        "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Daemon", "Departed", "Diagnosis",
+        "Exit", "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth",
+        "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile",
+        "Log", "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready",
         "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving", "Stack", "StackFrame",
         "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",

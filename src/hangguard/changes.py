@@ -57,6 +57,16 @@ def with_flag(launch: Launch, name: str, value: str | None = None, *, replacing:
     return replace(launch, argv=(*before, *argv[: first.start], word, *argv[first.stop :]))
 
 
+def with_port(launch: Launch, port: int) -> Launch:
+    """Return the launch on another port, wherever in its command and its URL the number of the old one stands.
+
+    For a port that filled ``{port}``: ``launching`` chooses one whose number occurs nowhere else in the command.
+    """
+    old = re.compile(rf"(?<!\d){launch.port}(?!\d)")
+    argv = tuple(old.sub(str(port), word) for word in launch.argv)
+    return replace(launch, argv=argv, url=old.sub(str(port), launch.url), port=port)
+
+
 def without_flag(launch: Launch, *names: str, switch: bool = False) -> Launch:
     """Return the launch without the flags and their values. ``switch``: they take no value."""
     before, argv = _parts(launch)

@@ -35,6 +35,12 @@ def _rebuild(kind: type[HangguardError], args: tuple[Any, ...], fields: dict[str
     return error
 
 
+NO_END = (
+    "A process that SIGKILL does not end is another user's (sudo), or it waits in the kernel, usually in the GPU "
+    "driver: only a reboot of the machine ends that."
+)
+
+
 def _left_behind(attempt: Attempt) -> str:
     left = attempt.release.left_behind if attempt.release is not None else ()
     return f"LEFT BEHIND: {'; '.join(left)}" if left else ""
@@ -106,13 +112,20 @@ class CommandNotExecutable(Refused):
 
 
 class PortInUse(Refused):
-    """Somebody else listens on the port, or the unix socket, where the server would answer."""
+    """Somebody else listens on the port, or the unix socket, where the server would answer.
 
-    def __init__(self, port: int, listener: Listener | None, *, socket_path: str | None = None) -> None:
+    Or nobody does, and the kernel still does not give the port to a server: then ``listener`` is ``None``, and
+    ``without_listener`` says what is left there (TIME_WAIT, connections that a process holds).
+    """
+
+    def __init__(
+        self, port: int, listener: Listener | None, *, socket_path: str | None = None, without_listener: str = ""
+    ) -> None:
         super().__init__(port)
         self.port = port
         self.listener = listener
         self.socket_path = socket_path
+        self.without_listener = without_listener
 
     def text(self) -> str:
         """Return whose port it is, and what to do."""
@@ -123,6 +136,12 @@ class PortInUse(Refused):
             return (
                 f"The socket {self.socket_path} is in use by {who}. Nothing was started. "
                 "Stop that process yourself if it is yours, or choose another path."
+            )
+        if self.without_listener:
+            return (
+                f"Nobody listens on port {self.port}, and it cannot be bound: {self.without_listener}. Nothing was "
+                "started. Wait a minute, end who holds it, or choose another port: '{port}' in the command is filled "
+                "with a free one."
             )
         return (
             f"Port {self.port} is in use by {who}. Nothing was started. "
@@ -165,7 +184,7 @@ class GaveUp(HangguardError):
                 line += f": {verdict.why}"
             lines.append(line)
         if self.history and (left := _left_behind(self.history[-1])):
-            lines.append(left)
+            lines += [left, NO_END]
         if self.diagnosis is not None:
             lines += [
                 f"{finding.standing}: {finding.hypothesis}"
@@ -204,7 +223,7 @@ class ServerLost(HangguardError):
         if self.attempt.evidence_path:
             text += f" Evidence: {self.attempt.evidence_path}."
         left = _left_behind(self.attempt)
-        return f"{text} {left}" if left else text
+        return f"{text} {left}. {NO_END}" if left else text
 
 
 class LeftBehind(HangguardError):
@@ -217,10 +236,7 @@ class LeftBehind(HangguardError):
     def text(self) -> str:
         """Return what is left, and who holds it."""
         left = "; ".join(self.release.left_behind)
-        return (
-            f"Left behind after the stop: {left}. A process that SIGKILL does not end is another user's (sudo), or it "
-            "waits in the kernel, usually in the GPU driver: only a reboot of the machine ends that."
-        )
+        return f"Left behind after the stop: {left}. {NO_END}"
 
 
 class NoSuchServer(HangguardError):

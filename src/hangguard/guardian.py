@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hangguard import held
-    from hangguard.act import _aside, _lease, _left, _tree
+    from hangguard.act import _aside, _daemons, _lease, _left, _tree
 else:
     import importlib.util
 
@@ -47,7 +47,8 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    _tree, _aside, _lease, _left, held = *map(_load, ("_tree", "_aside", "_lease", "_left")), _load("held", "")
+    _tree, _aside, _daemons, _lease, _left = map(_load, ("_tree", "_aside", "_daemons", "_lease", "_left"))
+    held = _load("held", "")
 
 PROTOCOL = 1
 LONGEST_LINE = 64 << 20
@@ -88,6 +89,8 @@ class Guardian:
         self._root: tuple[int, int] | None = None
         self._remembered: set[tuple[int, int]] = set()
         self._log_id: tuple[int, int] | None = None
+        self._daemons: _daemons.Daemons | None = None
+        self._port: int | None = None
         self._held: list[int] = []
         self._death_grace = 1.5
         self._on_death = "stop"
@@ -141,6 +144,7 @@ class Guardian:
             self._line.put("failed", **refusal.fields)
             self._over = True
             return
+        self._daemons = self._new_daemons()
         before = sorted(self._left.before)
         self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
 
@@ -148,6 +152,7 @@ class Guardian:
         self._death_grace = float(message["death_grace"])
         self._on_death = message["on_death"]
         self._pristine = bool(message["pristine"])
+        self._port = message.get("port")
         if not message["pristine"]:
             # A core of a server is as large as its weights. One byte is too little for a file, and the only limit
             # that also keeps the kernel from handing the core to a program (fs/coredump.c). The hard limit stays.
@@ -243,7 +248,18 @@ class Guardian:
     def _has_nothing_to_do(self) -> bool:
         if self._ending is not None or self._due is not None:
             return False
-        return (self._bye and self._stopped) or (self._alone and (self._root is None or self._childless))
+        if self._bye and self._stopped:
+            return True
+        return self._alone and (self._root is None or self._childless or self._has_daemons_only())
+
+    def _has_daemons_only(self) -> bool:
+        """Whether all that is left below is left alone: it is nobody's to wait for."""
+        try:
+            left = self._find_members(_tree.read_entries())
+            children = {entry.identity if (entry := _tree.read_entry(pid)) else None for pid in _tree.own_children()}
+        except OSError:
+            return False
+        return not left and self._daemons is not None and children <= set(self._daemons.left)
 
     def _read_death_pipe(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -362,8 +378,14 @@ class Guardian:
     def _members_for_aside(self) -> tuple[set[tuple[int, int]], Callable[[Mapping[int, _tree.Entry]], Any]]:
         """Return who is known, and the search for members, of copies: another thread uses them."""
         known = set(self._remembered) | ({self._root} if self._root is not None else set())
-        below, log_id = [os.getpid()], self._log_id
-        return known, lambda entries: _tree.find_members(entries, below=below, remembered=known, log_id=log_id)
+        below, log_id, spare = [os.getpid()], self._log_id, self._new_daemons().spare
+        return known, lambda entries: _tree.find_members(
+            entries, below=below, remembered=known, log_id=log_id, spare=spare
+        )
+
+    def _new_daemons(self) -> _daemons.Daemons:
+        assert self._root is not None
+        return _daemons.Daemons(_tree, root_pid=self._root[0], log_id=self._log_id, port=self._port)
 
     # ------------------------------------------------------------------------------------------- ending
 
@@ -374,7 +396,11 @@ class Guardian:
             _, find = self._members_for_aside()
             self._left.look(lambda: find(_tree.read_entries()))
             self._ending = _tree.Ending(
-                self._find_members, root=self._root, grace=grace, children=self._living_children
+                self._find_members,
+                root=self._root,
+                grace=grace,
+                children=self._living_children,
+                daemons=self._daemons,
             )
             self._step = ""
             if self._hurried:
@@ -384,7 +410,10 @@ class Guardian:
         self._due = time.monotonic()
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
-        return _tree.find_members(entries, below=[os.getpid()], remembered=self._remembered, log_id=self._log_id)
+        spare = None if self._daemons is None else self._daemons.spare
+        return _tree.find_members(
+            entries, below=[os.getpid()], remembered=self._remembered, log_id=self._log_id, spare=spare
+        )
 
     def _living_children(self) -> list[int]:
         self._reap()
@@ -427,6 +456,7 @@ class Guardian:
         self._line.put(
             "stopped",
             survivors=result.survivors,
+            daemons=result.daemons,
             members=sorted(result.members),
             files=files,
             files_unseen=self._left.unseen,

@@ -284,6 +284,7 @@ def test_when_the_supervisor_is_killed_nothing_is_left_after_five_seconds(
 def test_when_its_event_loop_is_thrown_away_the_server_ends_though_the_program_lives(tmp_path, keep, members):
     process, _ = supervisor(keep, tmp_path, "asyncio", str(tmp_path), "abandon", "setsid")
     found = members("root", "setsid")
+    (tmp_path / "go").touch()
     eventually(lambda: all(map(is_gone, found.values())), within=6.0)
     assert process.poll() is None
 

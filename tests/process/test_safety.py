@@ -87,6 +87,7 @@ def said():
     places = {
         "orphan-takeover": IN_OUR_NAMESPACE,
         "reused-pid": IN_OUR_NAMESPACE,
+        "reused-pid-guarded": IN_OUR_NAMESPACE,
         "orphan": IN_ANOTHERS_PROC,
         "orphan-of-another-user": FEW_RIGHTS,
         "no-descriptors": "",
@@ -130,8 +131,10 @@ def test_the_first_process_of_a_container_takes_over_from_a_dead_guardian(said):
     assert said("orphan-takeover") == {"by": "supervisor", "survivors": [], "alive": False}
 
 
-def test_whoever_has_the_pid_of_a_dead_member_now_is_left_alone(said):
-    assert said("reused-pid") == {"same_pid": True, "survivors": [], "root_alive": False, "heir_alive": True}
+@pytest.mark.parametrize("kind", ["reused-pid", "reused-pid-guarded"])
+def test_whoever_has_the_pid_of_a_dead_member_now_is_left_alone(said, kind):
+    """By the supervisor after the guardian's death, and by the guardian."""
+    assert said(kind) == {"same_pid": True, "survivors": [], "root_alive": False, "heir_alive": True}
 
 
 def test_a_member_that_is_another_users_and_hidden_from_us_is_never_called_gone(said):

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,9 +13,12 @@ import psutil
 import pytest
 
 from hangguard.act import _tree, stop
+from hangguard.act.gpus import GpuHistory
 from hangguard.act.spawn import Stopped, guarded
 from hangguard.act.stop import prove_release
 from hangguard.facts import Gpu, GpuHolder, Listener, Survivor, Unseen
+from hangguard.observe.devices import DeviceHolder, DeviceHolders, look_who_has_gpus_open
+from hangguard.observe.port_left import PortLeft
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +65,7 @@ async def prove(**changed):
         "who_listens": script(None),
         "shm_before": frozenset(os.listdir("/dev/shm")),
         "within": 0.3,
+        "look_at_devices": script(DeviceHolders((), 0)),
     }
     release = await prove_release(**asked | changed)
     return release, {item.resource: item for item in release.items}
@@ -144,6 +149,140 @@ async def test_a_neighbours_growth_is_not_ours(sleeper):
     assert release.answer == "released"
 
 
+async def test_a_neighbour_that_grows_by_20_gb_is_named_and_blocks_nothing(sleeper):
+    """Its own memory, or what it imported from a server that is dead now: the driver books both on it."""
+    now = (gpu(used=21_000 * MIB, holders=(GpuHolder(pid=sleeper.pid, used_bytes=20_000 * MIB, known=True),)),)
+    holder = DeviceHolder(sleeper.pid, 1, "trainer", ("/dev/nvidia0",))
+    release, items = await prove(look_at_gpus=script(now), look_at_devices=script(DeviceHolders((holder,), 0)))
+    assert release.answer == "released"
+    assert f"pid {sleeper.pid} (trainer), no member, holds 20000 MiB more" in items["gpu-memory"].detail
+    assert sleeper.poll() is None
+
+
+async def test_a_foreign_process_that_keeps_a_dead_members_memory_is_named_and_lives(sleeper, tmp_path):
+    """The driver names the dead owner; only the descriptors show who it is. A stand-in for the file of the board."""
+    (tmp_path / "nvidia0").touch()
+    with (tmp_path / "nvidia0").open() as board:
+        keeper = subprocess.Popen(["/bin/sleep", "100"], stdin=board)
+    try:
+        busy = (gpu(used=9000 * MIB, holders=(GpuHolder(pid=NOBODY, used_bytes=8000 * MIB, known=False),)),)
+        _, items = await prove(
+            look_at_gpus=script(busy),
+            look_at_devices=lambda: look_who_has_gpus_open(f"{tmp_path}/nvidia\\d+"),
+            driver_names_us=True,
+        )
+        item = items["gpu-memory"]
+        assert (item.answer, item.ours) == ("held", True)
+        assert f"pid {NOBODY} (8000 MiB)" in item.detail
+        assert f"perhaps kept by pid {keeper.pid} (sleep), no member, which has {tmp_path}/nvidia0 open" in item.detail
+        assert keeper.poll() is None
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+async def test_a_member_with_a_board_open_is_held_whatever_the_driver_says(sleeper):
+    identity = _tree.read_entry(sleeper.pid).identity
+    holder = DeviceHolder(*identity, "VLLM::Worker", ("/dev/nvidia3",))
+    for gpus in ((gpu(),), Unseen("no driver answered")):
+        _, items = await prove(
+            members=frozenset({identity}),
+            look_at_gpus=script(gpus),
+            look_at_devices=script(DeviceHolders((holder,), 0)),
+        )
+        assert (items["gpu-memory"].answer, items["gpu-memory"].ours) == ("held", True)
+        assert "/dev/nvidia3" in items["gpu-memory"].detail
+
+
+async def test_a_stranger_with_a_board_open_holds_nothing_up(sleeper):
+    holder = DeviceHolder(sleeper.pid, 1, "dcgm", ("/dev/nvidia0",))
+    release, _ = await prove(look_at_devices=script(DeviceHolders((holder,), 0)))
+    assert release.answer == "released"
+
+
+@pytest.mark.parametrize("devices", [DeviceHolders((), 0), DeviceHolders((), 3), Unseen("not permitted")])
+async def test_without_the_driver_the_descriptors_are_told_and_prove_nothing(devices):
+    _, items = await prove(look_at_gpus=script(Unseen("no driver answered")), look_at_devices=script(devices))
+    item = items["gpu-memory"]
+    assert item.answer == "unknown"
+    assert ("no member has a GPU open" in item.detail) == isinstance(devices, DeviceHolders)
+    assert ("3 processes hide theirs" in item.detail) == (devices == DeviceHolders((), 3))
+
+
+HOSTS_PID = GpuHolder(pid=NOBODY, used_bytes=8000 * MIB, known=False)
+
+
+@pytest.mark.parametrize(("used", "answer"), [(1000, "released"), (9000, "unknown")])
+async def test_where_the_driver_has_the_hosts_pids_memory_and_descriptors_decide(used, answer):
+    """The number may be that of a member of ours by chance: it was never named while it lived."""
+    now = (gpu(used=used * MIB, holders=(HOSTS_PID,)),)
+    release, items = await prove(look_at_gpus=script(now), driver_names_us=False)
+    assert items["gpu-memory"].answer == answer
+    assert release.left_behind == ()
+    if answer == "unknown":
+        assert "pids of nobody here" in items["gpu-memory"].detail
+        assert str(NOBODY) in items["gpu-memory"].detail
+
+
+async def test_a_counter_that_stands_at_its_top_is_told_with_its_cure_and_holds_nothing_up():
+    release, items = await prove(look_at_gpus=script((gpu(utilization_percent=100.0),)), within=30.0)
+    assert release.answer == "released"
+    assert "GPU 0 shows 100 % though nobody is on it" in items["gpu-memory"].detail
+    assert "nvidia-smi --gpu-reset -i 0" in items["gpu-memory"].detail
+    assert 2.0 <= release.seconds < 10
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        gpu(utilization_percent=3.0),
+        gpu(utilization_percent=100.0, holders=(GpuHolder(pid=1, used_bytes=0),)),
+        gpu(utilization_percent=100.0, holders=Unseen("not permitted")),
+        gpu(utilization_percent=Unseen("MIG has no utilisation")),
+    ],
+)
+async def test_a_counter_that_falls_or_that_somebody_can_explain_is_not_told(later):
+    first = gpu(utilization_percent=100.0)
+    _, items = await prove(look_at_gpus=script((first,), (later,)), within=30.0)
+    assert items["gpu-memory"].answer == "released"
+    assert items["gpu-memory"].detail == ""
+
+
+def test_what_the_gpus_held_before_is_their_first_sight_also_after_an_hour():
+    history = GpuHistory()
+    free, loaded = (gpu(),), (gpu(used=70_000 * MIB, holders=(GpuHolder(pid=7, used_bytes=69_000 * MIB, known=True),)),)
+    history.note(free, {7})
+    assert history.driver_names_us is None
+    for _ in range(500):
+        history.note(loaded, {7})
+    assert history.before == free
+    assert history.driver_names_us
+
+
+OURS, STRANGER, NOBODY_HERE = (
+    GpuHolder(pid=7, used_bytes=300 * MIB, known=True),
+    GpuHolder(pid=8, used_bytes=300 * MIB, known=True),
+    GpuHolder(pid=900, used_bytes=300 * MIB, known=False),
+)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("holder", "before"), [(OURS, 700), (STRANGER, 1000), (NOBODY_HERE, 1000), (replace(OURS, used_bytes=None), None)]
+)
+def test_what_was_before_is_without_us_also_where_the_driver_opens_late(holder, before, is_late):
+    history = GpuHistory()
+    if is_late:
+        history.note(Unseen("still opening"), {7})
+    history.note((gpu(holders=(holder,)),), {7})
+    if holder == NOBODY_HERE and is_late:  # it may stand for one of us
+        assert history.before == Unseen("still opening")
+    elif before is None:
+        assert history.before[0].memory_used_bytes == Unseen("the server was on it at the first look")
+    else:
+        assert history.before[0].memory_used_bytes == before * MIB
+
+
 async def test_a_pid_that_is_a_strangers_now_is_a_stranger(sleeper):
     pid, started = _tree.read_entry(sleeper.pid).identity
     now = (gpu(used=3000 * MIB, holders=(GpuHolder(pid=pid, used_bytes=2000 * MIB),)),)
@@ -213,6 +352,24 @@ async def test_a_stranger_on_the_port_is_not_waited_for_as_long_as_one_of_ours(m
     release, _ = await prove(who_listens=script(Listener(pid=1, title="init", ours=False)), within=60.0)
     assert release.answer == "held"
     assert release.seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("left", "answer", "words"),
+    [
+        (PortLeft(port=8000, can_be_bound=True), "released", ""),
+        (PortLeft(port=8000, can_be_bound=True, time_wait=2), "released", "2 in TIME_WAIT"),
+        (PortLeft(port=8000, can_be_bound=False, time_wait=2), "held", "without listener: 2 in TIME_WAIT"),
+        (PortLeft(port=8000, can_be_bound=False, held_by=((7, "keeper"),)), "held", "held by pid 7 (keeper)"),
+        (Unseen("not readable"), "released", ""),
+        (None, "released", ""),
+    ],
+)
+async def test_a_port_without_listener_is_told_apart_from_one_that_somebody_has(left, answer, words):
+    release, items = await prove(look_at_port=script(left))
+    assert items["port"].answer == answer
+    assert words in items["port"].detail
+    assert release.left_behind == ()
 
 
 async def test_new_names_in_shared_memory_are_listed_and_stay():

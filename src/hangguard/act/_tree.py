@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hangguard.act import _daemons
+
     Identity = tuple[int, int]
     LogId = tuple[int, int]
     Entries = Mapping[int, "Entry"]
@@ -48,11 +50,12 @@ PIDFD_INFO_EXIT = 1 << 3
 class Entry:
     """One line of ``/proc/PID/stat``: what a decision about a process needs."""
 
-    __slots__ = ("parent", "pid", "started", "state", "threads")
+    __slots__ = ("parent", "pid", "session", "started", "state", "threads")
 
-    def __init__(self, pid: int, parent: int, started: int, state: str, threads: int) -> None:
+    def __init__(self, pid: int, parent: int, session: int, started: int, state: str, threads: int) -> None:
         self.pid = pid
         self.parent = parent
+        self.session = session
         self.started = started
         self.state = state
         self.threads = threads
@@ -79,7 +82,7 @@ def read_entry(pid: int) -> Entry | None:
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 20:
         return None
-    return Entry(pid, int(fields[1]), int(fields[19]), chr(fields[0][0]), int(fields[17]))
+    return Entry(pid, int(fields[1]), int(fields[3]), int(fields[19]), chr(fields[0][0]), int(fields[17]))
 
 
 def read_entries() -> dict[int, Entry]:
@@ -153,11 +156,12 @@ def log_writers(log_id: LogId, entries: Entries, *, inherited: bool = False) -> 
     return {
         pid
         for pid, entry in entries.items()
-        if not entry.dead and any(_writes_to(pid, fd, log_id, inherited=inherited) for fd in (1, 2))
+        if not entry.dead and any(writes_to(pid, fd, log_id, inherited=inherited) for fd in (1, 2))
     }
 
 
-def _writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool) -> bool:
+def writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool = False) -> bool:
+    """Whether a process has the log open for writing there; ``inherited`` as for :func:`log_writers`."""
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb", buffering=0) as file:
             text = file.read(1024)
@@ -180,9 +184,17 @@ def _writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool) -> bool:
 
 
 def find_members(
-    entries: Entries, *, below: Iterable[int] = (), remembered: Iterable[Identity] = (), log_id: LogId | None
+    entries: Entries,
+    *,
+    below: Iterable[int] = (),
+    remembered: Iterable[Identity] = (),
+    log_id: LogId | None,
+    spare: Callable[[Iterable[int], Entries], set[int]] | None = None,
 ) -> set[Identity]:
-    """Return all living members: below a process, remembered, writing to the log, or a descendant of those."""
+    """Return all living members: below a process, remembered, writing to the log, or a descendant of those.
+
+    ``spare`` tells which of them are daemons of somebody else, as ``_daemons`` does.
+    """
     roots = {pid for pid, started in remembered if pid in entries and entries[pid].started == started}
     if log_id is not None:
         roots |= log_writers(log_id, entries, inherited=True)
@@ -190,6 +202,8 @@ def find_members(
     never = ancestors(os.getpid()) | {os.getpid()}
     roots -= never
     pids = (roots | descendants([*below, *roots], entries)) - never
+    if spare is not None:
+        pids -= spare(pids, entries)
     return {entries[pid].identity for pid in pids if not entries[pid].dead}
 
 
@@ -292,11 +306,20 @@ class Titles:
 
 
 class Ended:
-    """What an :class:`Ending` came to. ``survivors`` are mappings with the fields of ``facts.Survivor``."""
+    """What an :class:`Ending` came to.
 
-    def __init__(self, members: frozenset[Identity], survivors: list[dict[str, int | str]]) -> None:
+    ``survivors`` and ``daemons`` are mappings with the fields of ``facts.Survivor`` and ``facts.Daemon``.
+    """
+
+    def __init__(
+        self,
+        members: frozenset[Identity],
+        survivors: list[dict[str, int | str]],
+        daemons: list[dict[str, int | str]],
+    ) -> None:
         self.members = members
         self.survivors = survivors
+        self.daemons = daemons
 
     @property
     def ended(self) -> int:
@@ -320,13 +343,18 @@ class Ending:
         root: Identity | None,
         grace: float,
         children: Callable[[], Iterable[int]] | None = None,
+        daemons: _daemons.Daemons | None = None,
     ) -> None:
-        """``children``: for the subreaper of the launch alone, its own children, after it has reaped."""
+        """``children``: for the subreaper of the launch alone, its own children, after it has reaped.
+
+        ``daemons``: who decides what is left alone; ``find`` must ask the same.
+        """
         self.step = "asking"
         self.left = 0
         self.result: Ended | None = None
         self._find = find
         self._children = children
+        self._daemons = daemons
         self._root = root
         self._grace = grace
         self._grace_ends = float("inf")
@@ -447,6 +475,8 @@ class Ending:
             if entry is None:
                 found = self._kill_hidden((pid, 0)) or found
                 continue
+            if not entry.dead and self._is_spared(entry):
+                continue
             self._members.add(entry.identity)
             if not entry.dead and entry.identity not in self._killed:
                 self._titles.learn([entry.identity])
@@ -457,6 +487,14 @@ class Ending:
                 found = True
             found = found or entry.dead
         return found
+
+    def _is_spared(self, entry: Entry) -> bool:
+        """Whether a child is a daemon of somebody else; one may have become a child of ours since the scan."""
+        if self._daemons is None or entry.identity in self._members:
+            return False
+        if entry.identity in self._daemons.left:
+            return True
+        return bool(self._daemons.spare([entry.pid], {**self._entries, entry.pid: entry}))
 
     def _kill_hidden(self, child: Identity) -> bool:
         """Kill a child of our own that /proc does not show: under hidepid what we may not trace, say another user's."""
@@ -497,7 +535,17 @@ class Ending:
     def _finish(self, living: set[Identity]) -> None:
         self.step = "done"
         survivors = [self._survivor(member) for member in sorted(living)]
-        self.result = Ended(frozenset(self._members), survivors)
+        self.result = Ended(frozenset(self._members), survivors, self._left_alone())
+
+    def _left_alone(self) -> list[dict[str, int | str]]:
+        if self._daemons is None:
+            return []
+        left = {who: why for who, why in self._daemons.left.items() if who not in self._members and is_alive(who)}
+        self._titles.learn(left)
+        return [
+            {"pid": who[0], "started": who[1], "title": self._titles[who], "why": why}
+            for who, why in sorted(left.items())
+        ]
 
     def _survivor(self, member: Identity) -> dict[str, int | str]:
         channel = ""

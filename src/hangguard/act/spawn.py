@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from hangguard import held
-from hangguard.act import _lease, _tree
+from hangguard.act import _daemons, _lease, _tree
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
 from hangguard.act.files import as_removed, clear_files
@@ -26,7 +26,7 @@ from hangguard.errors import (
     HangguardError,
     WrongProcess,
 )
-from hangguard.facts import Exit, HeldFile, RemovedFile, Survivor, Unseen
+from hangguard.facts import Daemon, Exit, HeldFile, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
@@ -51,6 +51,8 @@ class Stopped:
     """What members were seen to have in /dev/shm and as named sockets, and what became of it after their end."""
     files_unseen: tuple[str, ...] = ()
     """What the last look before the first signal could not see of that."""
+    daemons: tuple[Daemon, ...] = ()
+    """Daemons of somebody else that the launch has started: left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +87,14 @@ async def guarded(
     death_grace: float,
     on_death: str,
     pristine: bool,
+    port: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Guarded]:
     """Start ``argv`` under a guardian of its own; on leaving, whatever of it still lives is stopped.
 
     ``env`` is the whole environment. The server's output goes to ``log_path``, a file of this launch alone
-    (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends. What the body raises
-    arrives as it is, never in a group.
+    (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends; whoever listens on ``port`` is no
+    daemon of somebody else. What the body raises arrives as it is, never in a group.
 
     Raises :class:`CommandNotFound`, :class:`CommandNotExecutable`, or :class:`GuardianFailed` (also for a log
     or a lock that somebody else has).
@@ -106,6 +109,7 @@ async def guarded(
         "death_grace": death_grace,
         "on_death": on_death,
         "pristine": pristine,
+        "port": port,
     }
     link = await start_guardian()
     leash = _Leash(link)
@@ -173,6 +177,7 @@ class Guarded:
         self._remembered: set[Identity] = set()
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self._files_before: frozenset[tuple[int, int]] = frozenset()
+        self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
         self._lost = anyio.Event()
@@ -305,7 +310,7 @@ class Guarded:
 
     # ------------------------------------------------------------------------------------ the guardian
 
-    async def _launch(self, message: Mapping[str, object]) -> None:
+    async def _launch(self, message: Mapping[str, Any]) -> None:
         answer: dict[str, Any] = {}
         with anyio.move_on_after(START_WITHIN):
             await self._link.send(message)
@@ -316,6 +321,7 @@ class Guarded:
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
         self._files_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
+        self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
     async def _follow(self) -> None:
@@ -396,8 +402,15 @@ class Guarded:
             return None
         told = self._answer
         files = as_removed(_lease.received(told["files"]))
-        unseen = tuple(told["files_unseen"])
-        return self._stopped(told["members"], told["survivors"], began, "guardian", files=files, files_unseen=unseen)
+        return self._stopped(
+            told["members"],
+            told["survivors"],
+            began,
+            "guardian",
+            told["daemons"],
+            files=files,
+            files_unseen=tuple(told["files_unseen"]),
+        )
 
     def _stopped(
         self,
@@ -405,14 +418,19 @@ class Guarded:
         survivors: Sequence[dict[str, Any]],
         began: float,
         by: Literal["guardian", "supervisor"],
-        **files: Any,
+        daemons: Sequence[dict[str, Any]] = (),
+        *,
+        files: tuple[RemovedFile, ...] = (),
+        files_unseen: tuple[str, ...] = (),
     ) -> Stopped:
         return Stopped(
             survivors=tuple(Survivor(**survivor) for survivor in survivors),
             ended=len(members) - len(survivors),
             seconds=self._clock() - began,
             by=by,
-            **files,
+            daemons=tuple(Daemon(**daemon) for daemon in daemons),
+            files=files,
+            files_unseen=files_unseen,
         )
 
     # ------------------------------------------------------------------------------------ without it
@@ -424,7 +442,9 @@ class Guarded:
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + grace)
         unseen = await self._look_at_files()
-        ending = self._ending = _tree.Ending(self._find_members, root=(self.pid, self.started), grace=grace)
+        ending = self._ending = _tree.Ending(
+            self._find_members, root=(self.pid, self.started), grace=grace, daemons=self._daemons
+        )
         if self._hurried:  # before there was an ending to hurry
             ending.hurry()
         lane = Lane("ending")
@@ -446,7 +466,15 @@ class Guarded:
             files = self._kept_files("a member lives")
         else:
             files = await clear_files(self._files.values())
-        return self._stopped(ended.members, ended.survivors, began, "supervisor", files=files, files_unseen=unseen)
+        return self._stopped(
+            ended.members,
+            ended.survivors,
+            began,
+            "supervisor",
+            ended.daemons,
+            files=files,
+            files_unseen=unseen,
+        )
 
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
@@ -473,7 +501,8 @@ class Guarded:
         return as_removed(_lease.answer_of(file, None, why) for file in self._files.values())
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
-        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id)
+        spare = None if self._daemons is None else self._daemons.spare
+        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare)
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""

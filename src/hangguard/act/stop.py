@@ -13,20 +13,21 @@ import anyio
 
 from hangguard.act import _tree
 from hangguard.act.files import files_item, unattributed_names, with_holders
+from hangguard.act.gpus import Gpus, gpu_memory, is_member
 from hangguard.act.spawn import Stopped
-from hangguard.facts import Gpu, GpuHolder, Listener, Release, ReleaseItem, Survivor, Unseen
+from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
+from hangguard.observe.devices import DeviceHolders, look_who_has_gpus_open
+from hangguard.observe.port_left import PortLeft
 
 T = TypeVar("T")
 Identity: TypeAlias = tuple[int, int]
-Gpus: TypeAlias = tuple[Gpu, ...] | Unseen
-Answer: TypeAlias = Literal["released", "held", "unknown"]
 
-NOISE_BYTES = 64 << 20
-"""Growth of a GPU's used memory that needs no explanation: the driver's own bookkeeping moves by less."""
 LOOKS_WITHIN = 5.0
 """Seconds for one look at one resource."""
 NOT_OURS_FOR = 10.0
 """Seconds after which waiting ends if all that is missing is what waiting does not bring: a sight, a stranger."""
+COUNTERS_LAG = 2.0
+"""Seconds after which utilisation is that of now: it is an average over up to a second, and comes later still."""
 
 
 async def prove_release(
@@ -40,25 +41,38 @@ async def prove_release(
     shm_before: frozenset[str],
     files_unseen: tuple[str, ...] | None = None,
     within: float,
+    look_at_devices: Callable[[], Awaitable[DeviceHolders | Unseen]] = look_who_has_gpus_open,
+    look_at_port: Callable[[], Awaitable[PortLeft | Unseen | None]] | None = None,
+    driver_names_us: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Release:
     """Look until everything of an attempt is released, at most ``within`` seconds, and say what is left.
 
     ``members`` are all that ever were; ``gpu_baseline`` is what the GPUs held before the launch, and
     ``shm_before`` what /dev/shm listed. ``files_unseen``: what could not be seen of what members had there; ``None``:
-    it was not looked for, and nothing is said of files. "Could not look" is unknown, not released. Names that are new
-    in /dev/shm, and that no member was seen to have, are listed and never deleted: being new proves nothing.
+    it was not looked for, and nothing is said of files. ``driver_names_us``: whether the driver has ever named a
+    member. "Could not look" is unknown, not released. Names that are new in /dev/shm, and that no member was seen to
+    have, are listed and never deleted: being new proves nothing.
     """
     began = clock()
     pause = 0.1
+    members -= {(daemon.pid, daemon.started) for daemon in stopped.daemons}
     while True:
+        gpus = await gpu_memory(
+            members,
+            gpu_baseline,
+            lambda: _look(look_at_gpus()),
+            lambda: _look(look_at_devices()),
+            driver_names_us=driver_names_us,
+        )
         items: tuple[ReleaseItem, ...] = (
             _processes(members, stopped),
-            await _gpu_memory(members, gpu_baseline, look_at_gpus),
-            await _port(port, members, who_listens),
+            gpus.item,
+            await _port(port, members, who_listens, look_at_port),
         )
         spent = clock() - began
-        if all(item.answer == "released" for item in items) or spent >= _worth_waiting(items, within):
+        is_over = all(item.answer == "released" for item in items) and not (gpus.is_at_top and spent < COUNTERS_LAG)
+        if is_over or spent >= _worth_waiting(items, within):
             break
         await anyio.sleep(min(pause, within - spent))
         pause = min(1.0, pause * 1.5)
@@ -68,7 +82,12 @@ async def prove_release(
         unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen)))
         items += (files_item(files, survivors=stopped.survivors, unattributed=unattributed, unseen=unseen),)
     return Release(
-        items=items, survivors=survivors, files=files, unattributed_files=unattributed, seconds=clock() - began
+        items=items,
+        survivors=survivors,
+        daemons=_daemons(stopped),
+        files=files,
+        unattributed_files=unattributed,
+        seconds=clock() - began,
     )
 
 
@@ -124,96 +143,49 @@ def _as_it_is(survivor: Survivor) -> Survivor | None:
     return None if entry is None or gone else replace(survivor, state=entry.state)
 
 
+def _daemons(stopped: Stopped) -> tuple[Daemon, ...]:
+    """Return those that were left alone and still live."""
+    with contextlib.suppress(OSError):
+        return tuple(daemon for daemon in stopped.daemons if _tree.is_alive((daemon.pid, daemon.started)))
+    return stopped.daemons
+
+
 def _describe(survivor: Survivor) -> str:
     where = f" in {survivor.wait_channel}" if survivor.wait_channel else ""
     return f"pid {survivor.pid} ({survivor.title or '?'}), state {survivor.state}{where}"
 
 
-# --------------------------------------------------------------------------------------- GPU memory
-
-
-async def _gpu_memory(
-    members: frozenset[Identity], baseline: Gpus, look_at_gpus: Callable[[], Awaitable[Gpus]]
-) -> ReleaseItem:
-    now = await _look(look_at_gpus())
-    if isinstance(now, Unseen):
-        return ReleaseItem(resource="gpu-memory", answer="unknown", detail=now.reason)
-    before = {} if isinstance(baseline, Unseen) else {gpu.uuid: gpu for gpu in baseline}
-    answers = [_one_gpu(gpu, before.get(gpu.uuid), members) for gpu in now]
-    answers += [
-        ("unknown", False, f"GPU {gpu.index} is no longer reported")
-        for uuid, gpu in before.items()
-        if uuid not in {seen.uuid for seen in now}
-    ]
-    for wanted in ("held", "unknown"):
-        worst = [answer for answer in answers if answer[0] == wanted]
-        if worst:
-            return ReleaseItem(
-                resource="gpu-memory",
-                answer=worst[0][0],
-                ours=any(ours for _, ours, _ in worst),
-                detail="; ".join(detail for _, _, detail in worst),
-            )
-    return _released("gpu-memory", "no NVIDIA GPU" if not now else "")
-
-
-def _one_gpu(gpu: Gpu, before: Gpu | None, members: frozenset[Identity]) -> tuple[Answer, bool, str]:
-    """Return the answer, whether it is ours, and why."""
-    holders = () if isinstance(gpu.holders, Unseen) else gpu.holders
-    mine = [holder for holder in holders if _is_member(holder.pid, members)]
-    if mine:
-        return ("held", True, f"GPU {gpu.index} by " + ", ".join(_name(holder) for holder in mine))
-    if isinstance(gpu.memory_used_bytes, Unseen):
-        return ("unknown", False, f"GPU {gpu.index}: {gpu.memory_used_bytes.reason}")
-    if before is None or isinstance(before.memory_used_bytes, Unseen):
-        return ("unknown", False, f"GPU {gpu.index}: its memory was not seen before the launch")
-    growth = gpu.memory_used_bytes - before.memory_used_bytes
-    unexplained = growth - _growth_of_strangers(holders, before)
-    if unexplained < NOISE_BYTES:
-        return ("released", True, "")
-    if any(holder.used_bytes is None for holder in holders):
-        return ("unknown", False, f"GPU {gpu.index}: others are on it, and the driver does not tell how much they hold")
-    return ("held", False, f"GPU {gpu.index}: {unexplained >> 20} MiB more than before the launch, by nobody it names")
-
-
-def _growth_of_strangers(holders: tuple[GpuHolder, ...], before: Gpu) -> int:
-    had = {} if isinstance(before.holders, Unseen) else {holder.pid: holder.used_bytes for holder in before.holders}
-    return sum(max(0, (holder.used_bytes or 0) - (had.get(holder.pid) or 0)) for holder in holders)
-
-
-def _is_member(pid: int, members: frozenset[Identity]) -> bool:
-    """Whether a pid that the driver names is a member's: also a dead one's, which its forked child leaves there.
-
-    If the pid lives with another start time it is a stranger's now.
-    """
-    with contextlib.suppress(OSError):  # where we cannot look, the pid decides: held is the careful answer
-        entry = _tree.read_entry(pid)
-        if entry is not None:
-            return entry.identity in members
-    return any(pid == member for member, _ in members)
-
-
-def _name(holder: GpuHolder) -> str:
-    size = "" if holder.used_bytes is None else f" ({holder.used_bytes >> 20} MiB)"
-    return f"pid {holder.pid}{size}"
-
-
-# ---------------------------------------------------------------------------------------------- port
+# --------------------------------------------------------------------------------------------- port
 
 
 async def _port(
-    port: int, members: frozenset[Identity], who_listens: Callable[[int], Awaitable[Listener | Unseen | None]]
+    port: int,
+    members: frozenset[Identity],
+    who_listens: Callable[[int], Awaitable[Listener | Unseen | None]],
+    look_at_port: Callable[[], Awaitable[PortLeft | Unseen | None]] | None,
 ) -> ReleaseItem:
     listener = await _look(who_listens(port))
     if isinstance(listener, Unseen):
         return ReleaseItem(resource="port", answer="unknown", detail=f"port {port}: {listener.reason}")
     if listener is None:
-        return _released("port")
+        return await _without_listener(port, look_at_port)
     ours = listener.ours
     if listener.pid is not None:
-        ours = _is_member(listener.pid, members)
+        ours = is_member(listener.pid, members)
     if ours is None:
         detail = f"port {port} by somebody whose process cannot be seen"
         return ReleaseItem(resource="port", answer="unknown", detail=detail)
     detail = f"port {port} by pid {listener.pid} ({listener.title})"
     return ReleaseItem(resource="port", answer="held", ours=ours, detail=detail)
+
+
+async def _without_listener(
+    port: int, look_at_port: Callable[[], Awaitable[PortLeft | Unseen | None]] | None
+) -> ReleaseItem:
+    """Nobody listens: then it is free, unless the kernel would give it to no server now."""
+    left = await _look(look_at_port()) if look_at_port is not None else None
+    if left is None or isinstance(left, Unseen):
+        return _released("port")
+    if left.can_be_bound is False:
+        return ReleaseItem(resource="port", answer="held", ours=False, detail=f"port {port}, without listener: {left}")
+    return _released("port", f"port {port}: {left}" if str(left) else "")

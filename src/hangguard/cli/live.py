@@ -262,6 +262,9 @@ def _line_for_verdict(event: happened.VerdictChanged) -> tuple[str, str]:
 
 def _line_for_release(release: Release) -> tuple[str, str]:
     more = "".join(f"; {note}" for note in file_notes(release))
+    if release.daemons:
+        left = ", ".join(f"pid {daemon.pid} ({daemon.title[:60]})" for daemon in release.daemons)
+        more += f"; left running, for it is no part of the server: {left}"
     if release.answer == "released":
         return f"released: nothing of it is left{more}", ""
     open_ = [f"{item.resource} {item.answer}: {item.detail}" for item in release.items if item.answer != "released"]

@@ -41,6 +41,7 @@ from hangguard.facts.decided import Unclear as Unclear
 from hangguard.facts.decided import Verdict as Verdict
 from hangguard.facts.decided import Waiting as Waiting
 from hangguard.facts.done import Attempt as Attempt
+from hangguard.facts.done import Daemon as Daemon
 from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
 from hangguard.facts.done import RemovedFile as RemovedFile

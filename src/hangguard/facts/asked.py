@@ -27,6 +27,8 @@ class Launch:
     """Base URL without a trailing slash, for example ``http://127.0.0.1:8000``."""
     host: str
     port: int
+    chooses_port: bool = False
+    """Whether the port was ours to choose (``{port}`` in the command): then a relaunch gets a fresh one."""
     model: str | None = None
     """The name under which the server will know its model; ``None``: it must be asked."""
     file_args: tuple[str, ...] = field(default=(), repr=False)

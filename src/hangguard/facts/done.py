@@ -20,6 +20,21 @@ class Survivor:
     wait_channel: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """A daemon of somebody else below the launch (tmux, an MPS control daemon, a Ray node …), which was left running.
+
+    It executes a known program, in a session of its own, with its output elsewhere and none of this launch's GPUs,
+    ports or shared memory; or it belongs to one that does.
+    """
+
+    pid: int
+    started: int
+    title: str
+    why: str
+    """What it is, and why it is no member."""
+
+
 Resource: TypeAlias = Literal["processes", "gpu-memory", "port", "files"]
 
 
@@ -63,6 +78,8 @@ class Release:
     survivors: tuple[Survivor, ...] = ()
     files: tuple[RemovedFile, ...] = ()
     """What members were seen to have in /dev/shm, and the names of their sockets, and what became of each."""
+    daemons: tuple[Daemon, ...] = ()
+    """Daemons of somebody else that the launch has started: left running, and no part of the answer."""
     unattributed_files: tuple[str, ...] = ()
     """All other names that appeared in /dev/shm meanwhile: listed, never deleted."""
     seconds: float = 0.0

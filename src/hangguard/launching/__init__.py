@@ -7,6 +7,7 @@ installed is read from files.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ def read_command(
     :class:`CommandNotExecutable` for what cannot be started.
     """
     words = split(command)
-    spare = free_port() if any("{port}" in word for word in (*words.argv, url or "")) else None
+    spare = _spare_port((*words.argv, url or ""))
     argv = tuple(_filled(word, spare) for word in words.argv)
     folder = folder_of(cwd) if must_exist else os.fspath(cwd or "/")
     given = os.environ if env is None else env
@@ -75,6 +76,7 @@ def read_command(
         url=place.url,
         host=place.host,
         port=place.port,
+        chooses_port=place.port == spare and any("{port}" in word for word in words.argv),
         socket_path=place.socket_path,
         model=reading.model_name(seen.engine, args, positional),
         file_args=seen.file_args,
@@ -90,6 +92,14 @@ def read_command(
         notes=(*notes, *_notes(seen, argv, delegate), *installed.notes),
     )
     return launch, seen.engine
+
+
+def _spare_port(words: Sequence[str]) -> int | None:
+    """Return a free port for ``{port}``, whose number is no other word's: a later one must be able to replace it."""
+    if not any("{port}" in word for word in words):
+        return None
+    taken = {int(number) for word in words for number in re.findall(r"\d{1,6}", word)}
+    return next(port for port in iter(free_port, None) if port not in taken)
 
 
 class _Seen(NamedTuple):

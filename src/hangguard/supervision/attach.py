@@ -15,7 +15,7 @@ from types import TracebackType
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _daemons, _tree
 from hangguard.act.spawn import TAKE_OVER_WITHIN, Stopped
 from hangguard.act.stop import prove_release
 from hangguard.engines.base import Engine
@@ -24,6 +24,7 @@ from hangguard.facts import (
     Ask,
     Attempt,
     Broken,
+    Daemon,
     Diagnosis,
     Exited,
     Expired,
@@ -258,8 +259,10 @@ class AsyncWatch:
             await self._keep_evidence(watch, verdict)
             self._tell(Stopping(t=watch.clock(), attempt=1, why=f"{verdict.verdict}: {verdict.why}"))
             shm_before = names_in_shm()
-            stopped = await stop_members(self._server.identity, self._members, grace=self._asked.limits.stop_grace)
             launch = self._server.launch
+            stopped = await stop_members(
+                self._server.identity, self._members, grace=self._asked.limits.stop_grace, port=launch.port
+            )
             self._release = redact(
                 await prove_release(
                     port=launch.port,
@@ -300,19 +303,23 @@ async def _gpus(watch: Watch) -> tuple[Gpu, ...] | Unseen:
     return (await watch.observer.take_sample()).gpus
 
 
-async def stop_members(root: tuple[int, int], members: set[tuple[int, int]], *, grace: float) -> Stopped:
+async def stop_members(
+    root: tuple[int, int], members: set[tuple[int, int]], *, grace: float, port: int | None = None
+) -> Stopped:
     """Stop exactly these processes and their descendants, each by a descriptor that can mean nobody else.
 
-    ``members`` gets those that are born meanwhile.
+    ``members`` gets those that are born meanwhile. Daemons of somebody else are left; whoever listens on ``port`` is
+    none.
     """
+    daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=None, port=port)
 
     def find(entries: _tree.Entries) -> set[tuple[int, int]]:
-        found = _tree.find_members(entries, remembered=members, log_id=None)
+        found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare)
         members.update(found)
         return found
 
     began = anyio.current_time()
-    ending = _tree.Ending(find, root=root, grace=grace)
+    ending = _tree.Ending(find, root=root, grace=grace, daemons=daemons)
     lane = Lane("stop")
     try:
         ended = await lane.ask(ending.run, within=grace + TAKE_OVER_WITHIN)
@@ -322,7 +329,8 @@ async def stop_members(root: tuple[int, int], members: set[tuple[int, int]], *, 
     if isinstance(ended, Unseen):
         return Stopped(survivors=(), ended=0, seconds=seconds, by="supervisor")
     survivors = tuple(Survivor(**survivor) for survivor in ended.survivors)  # type: ignore[arg-type]
-    return Stopped(survivors=survivors, ended=ended.ended, seconds=seconds, by="supervisor")
+    left = tuple(Daemon(**daemon) for daemon in ended.daemons)  # type: ignore[arg-type]
+    return Stopped(survivors=survivors, ended=ended.ended, seconds=seconds, by="supervisor", daemons=left)
 
 
 class AsyncAttachment:

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import anyio
 
+from hangguard.act.gpus import GpuHistory
+from hangguard.changes import with_port
 from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.errors import PortInUse
 from hangguard.facts import (
@@ -26,6 +28,7 @@ from hangguard.facts import (
     Gpu,
     HeldFiles,
     Launch,
+    Listener,
     Ready,
     Release,
     ReleaseItem,
@@ -39,6 +42,8 @@ from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start,
 from hangguard.judge.assess import FAREWELL
 from hangguard.judge.ranks import by_nccl
 from hangguard.observe import Target
+from hangguard.observe.port_left import TIME_WAIT_SECONDS, PortLeft
+from hangguard.observe.ports import free_port
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
 from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
@@ -57,6 +62,9 @@ PERIOD_AT_END = 0.25
 """The same for ``FAREWELL`` seconds once the launched process has ended."""
 
 KEPT_SAMPLES = 180
+
+PORT_WITHIN = TIME_WAIT_SECONDS + 5.0
+"""Seconds that a launch waits for a port that only the kernel still keeps."""
 
 EVIDENCE_WITHIN = 8.0
 """Seconds that gathering evidence may take before the stop goes on without it."""
@@ -104,6 +112,7 @@ class RunningAttempt:
     shm_before: frozenset[str] = frozenset()
     files_unseen: tuple[str, ...] = ()
     """What could not be seen of what members have in /dev/shm."""
+    gpus: GpuHistory = field(default_factory=GpuHistory)
     _told_guardian: bool = False
 
     async def until_settled(self) -> Verdict:
@@ -137,6 +146,7 @@ class RunningAttempt:
         if not isinstance(sample.tree, Unseen):
             self.guarded.remember(p.identity for p in sample.tree.members)
         self._note_files(sample)
+        self.gpus.note(sample.gpus, {pid for pid, _ in self.guarded.members})
         self._tell_changes(before, sample.t)
         return self.memory.verdict
 
@@ -214,9 +224,11 @@ class RunningAttempt:
             port=self.launch.port,
             members=self.guarded.members,
             stopped=stopped,
-            gpu_baseline=self.samples[0].gpus if self.samples else Unseen("no sample was taken"),
+            gpu_baseline=self.gpus.before,
+            driver_names_us=self.gpus.driver_names_us,
             look_at_gpus=self._look_at_gpus,
             who_listens=lambda _port: self.run.world.who_listens(self.launch),
+            look_at_port=lambda: self.run.world.look_at_port(self.launch),
             shm_before=self.shm_before,
             files_unseen=self.files_unseen,
             within=limits.release_within,
@@ -347,7 +359,7 @@ async def attempting(
     ``GuardianFailed`` when nothing could be started.
     """
     world = run.world
-    await refuse_a_taken_port(run, launch)
+    launch = await with_usable_port(run, launch, number=number, deadline=deadline, wishes=wishes)
     shm_before = names_in_shm()
     started_at = world.clock()
     log_path = run.folder.file(f"attempt-{number}.log")
@@ -360,6 +372,7 @@ async def attempting(
         death_grace=run.limits.death_grace,
         on_death=run.on_death,
         pristine=run.pristine,
+        port=launch.port or None,
         clock=world.clock,
     ) as guarded:
         run.announcer.tell(Launched(t=world.clock(), attempt=number, pid=guarded.pid, argv=launch.argv))
@@ -415,11 +428,43 @@ def unproved(fault: Exception) -> Release:
     return Release(items=tuple(ReleaseItem(resource=r, answer="unknown", detail=detail) for r in resources))
 
 
-async def refuse_a_taken_port(run: Run, launch: Launch) -> None:
-    """Refuse when somebody listens where the server would answer: his answers would pass for ours."""
-    listener = await run.world.who_listens(launch)
-    if listener is not None and not isinstance(listener, Unseen):
-        raise PortInUse(launch.port, redact(listener, run.folder.known_secrets), socket_path=launch.socket_path)
+async def with_usable_port(run: Run, launch: Launch, *, number: int, deadline: float, wishes: Wishes) -> Launch:
+    """Return the launch, with another port where it is ours to choose and the one that it has is not free any more.
+
+    Refuse when somebody listens where the server would answer: his answers would pass for ours. Where nobody does and
+    the kernel still keeps the port from servers, wait for it, until TIME_WAIT is over.
+    """
+    gives_up_at = min(deadline, run.world.clock() + PORT_WITHIN)
+    asked_for = launch
+    has_told = False
+    while True:
+        listener = await run.world.who_listens(launch)
+        left = None if isinstance(listener, Listener) else await run.world.look_at_port(launch)
+        is_kept = isinstance(left, PortLeft) and left.can_be_bound is False
+        if not is_kept and not isinstance(listener, Listener):
+            return launch
+        if launch.chooses_port and launch is asked_for:
+            launch = on_a_fresh_port(launch)
+            continue
+        if isinstance(listener, Listener):
+            raise PortInUse(launch.port, redact(listener, run.folder.known_secrets), socket_path=launch.socket_path)
+        if wishes.stop_because:
+            return launch
+        if run.world.clock() >= gives_up_at:
+            raise PortInUse(launch.port, None, without_listener=str(left))
+        if not has_told:
+            has_told = True
+            text = f"port {launch.port} cannot be bound yet: {left}; waiting for it"
+            run.announcer.tell(Notice(t=run.world.clock(), attempt=number, text=text))
+        await anyio.sleep(PERIOD)
+
+
+def on_a_fresh_port(launch: Launch) -> Launch:
+    """Return it on another port where the port is ours to choose: nobody may still come to the last attempt's.
+
+    A restart of a server that was ready keeps its port: its clients know that one.
+    """
+    return with_port(launch, free_port()) if launch.chooses_port else launch
 
 
 def names_in_shm() -> frozenset[str]:

@@ -8,7 +8,18 @@ from types import TracebackType
 import anyio
 
 from hangguard.errors import LeftBehind, ServerLost, WrongProcess
-from hangguard.facts import AppliedChange, Attempt, Diagnosis, Launch, Release, Sample
+from hangguard.facts import (
+    AppliedChange,
+    Attempt,
+    Broken,
+    Diagnosis,
+    Exited,
+    Expired,
+    Launch,
+    Release,
+    Sample,
+    Stuck,
+)
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import RunningAttempt
 from hangguard.supervision.interrupts import holding_interrupts
@@ -57,7 +68,7 @@ class AsyncServer:
     @property
     def diagnosis(self) -> Diagnosis:
         """The diagnosis of the last attempt that did not go well."""
-        failed = [a for a in self._story.history if a.diagnosis.findings]
+        failed = [a for a in self._story.history if isinstance(a.verdict, (Stuck, Broken, Exited, Expired))]
         return failed[-1].diagnosis if failed else Diagnosis()
 
     @property

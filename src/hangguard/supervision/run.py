@@ -16,6 +16,7 @@ from hangguard.learned import Stretches
 from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads
+from hangguard.observe.port_left import PortLeft, look_at_port
 from hangguard.observe.ports import who_listens
 from hangguard.observe.unix_sockets import who_listens_at
 from hangguard.store import RunFolder
@@ -117,6 +118,7 @@ class World:
     guarded: Callable[..., AbstractAsyncContextManager[Guard]] = guarded
     observe: Callable[[Target], AbstractAsyncContextManager[Watcher]] = Observer
     who_listens: Callable[[Launch], Awaitable[Listener | Unseen | None]] = look_who_listens
+    look_at_port: Callable[[Launch], Awaitable[PortLeft | Unseen | None]] = look_at_port
     prove_release: Callable[..., Awaitable[Any]] = prove_release
     patience_learned: Callable[[Launch, tuple[Gpu, ...] | Unseen], Awaitable[Stretches]] = patience_learned
     note_good_start: Callable[[Launch, tuple[Gpu, ...] | Unseen, Stretches], Awaitable[None]] = note_good_start

@@ -20,7 +20,7 @@ from hangguard.errors import GaveUp, LeftBehind, NotReadyInTime, Permanent, Serv
 from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
-from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting
+from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting, on_a_fresh_port
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
 from hangguard.supervision.retry import budget
 from hangguard.supervision.run import Run
@@ -77,7 +77,7 @@ async def serve(story: Story) -> None:
                     if wishes.stop_because:
                         return None  # nothing runs: over leftovers the policy does not relaunch
                     wishes.restart, wishes.changed = False, anyio.Event()  # this relaunch is the restart
-                    launch, changes = relaunch.launch, relaunch.changes
+                    launch, changes = on_a_fresh_port(relaunch.launch), relaunch.changes
                 case GiveUp() as giving_up:
                     run.announcer.tell(GivenUp(t=run.world.clock(), attempt=attempt.number, why=giving_up.why))
                     raise _gave_up(giving_up, story.history)

@@ -53,6 +53,7 @@ from hangguard.facts import (
 from hangguard.learned import Stretches
 from hangguard.observe import Target
 from hangguard.observe.memory_stacks import PythonThreads
+from hangguard.observe.port_left import PortLeft
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer, Hook
 from hangguard.supervision.handle import AsyncSupervision
@@ -209,6 +210,8 @@ class ScriptedWorld:
     guards: list[ScriptedGuarded] = field(default_factory=list)
     listener: Listener | Unseen | None = None
     """Who listens on the port before each launch."""
+    ports_left: list[PortLeft] = field(default_factory=list)
+    """What is left of the port, look after look; then it is free."""
     learned: Stretches = ()
     """What good starts have taught: (phase, seconds that it stood still)."""
     good_starts: list[Stretches] = field(default_factory=list)
@@ -221,6 +224,7 @@ class ScriptedWorld:
             guarded=self._guarded,
             observe=self._observe,
             who_listens=self._who_listens,
+            look_at_port=self._look_at_port,
             prove_release=self._prove_release,
             patience_learned=self._patience_learned,
             note_good_start=self._note_good_start,
@@ -249,6 +253,9 @@ class ScriptedWorld:
 
     async def _who_listens(self, _launch: Launch) -> Listener | Unseen | None:
         return self.listener
+
+    async def _look_at_port(self, _launch: Launch) -> PortLeft | Unseen | None:
+        return self.ports_left.pop(0) if self.ports_left else None
 
     async def _prove_release(self, **_facts: Any) -> Release:
         return self._script.release

@@ -79,8 +79,8 @@ async def guard_an_orphan(*, kill_guardian=False, uid=0):
     return said
 
 
-async def give_the_pid_of_a_member_away():
-    """In a pid namespace of our own, where the next pid can be chosen: the guardian is dead as well."""
+async def give_the_pid_of_a_member_away(*, kill_guardian):
+    """In a pid namespace of our own, where the next pid can be chosen."""
     async with guarded(
         argv=["/bin/sh", "-c", "/bin/sleep 60 & wait; exec /bin/sleep 60"], env={}, cwd="/",
         log_path=str(FOLDER / "log"), lock_path=None, death_grace=0.2, on_death="stop", pristine=False,
@@ -89,10 +89,11 @@ async def give_the_pid_of_a_member_away():
         until(children.read_text)
         member = int(children.read_text())
         server.remember([(member, read_started(member))])
-        os.kill(server.guardian_pid, signal.SIGKILL)
-        with anyio.fail_after(5):
-            while server.guardian_alive:
-                await anyio.sleep(0.01)
+        if kill_guardian:
+            os.kill(server.guardian_pid, signal.SIGKILL)
+            with anyio.fail_after(5):
+                while server.guardian_alive:
+                    await anyio.sleep(0.01)
         os.kill(member, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{member}").exists())
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(member - 1))
@@ -151,7 +152,8 @@ KINDS = {
     "orphan": lambda: anyio.run(guard_an_orphan),
     "orphan-takeover": lambda: anyio.run(lambda: guard_an_orphan(kill_guardian=True)),
     "orphan-of-another-user": lambda: anyio.run(lambda: guard_an_orphan(uid=1)),
-    "reused-pid": lambda: anyio.run(give_the_pid_of_a_member_away),
+    "reused-pid": lambda: anyio.run(lambda: give_the_pid_of_a_member_away(kill_guardian=True)),
+    "reused-pid-guarded": lambda: anyio.run(lambda: give_the_pid_of_a_member_away(kill_guardian=False)),
     "no-descriptors": serve_without_descriptors,
     "forked": stacks_in_a_forked_child,
 }

@@ -63,7 +63,7 @@ def abandon():
     loop = asyncio.new_event_loop()
     manager = guard()
     tell(loop.run_until_complete(manager.__aenter__()))
-    while not all_stand():
+    while not all_stand() or not Path(FOLDER, "go").exists():
         time.sleep(0.01)
     loop.close()
     del manager, loop
