@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from hangguard.facts import LoadRoute as LoadRoute
     from hangguard.facts import LockFile as LockFile
     from hangguard.facts import Log as Log
+    from hangguard.facts import LogLine as LogLine
     from hangguard.facts import Marker as Marker
     from hangguard.facts import Measure as Measure
     from hangguard.facts import Metric as Metric
@@ -131,7 +132,7 @@ _HOMES = {
     "facts": (
         "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
         "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
-        "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "Marker", "Measure", "Metric",
+        "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric",
         "Moving", "Port", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
         "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",

@@ -62,6 +62,7 @@ from hangguard.facts.seen import Host as Host
 from hangguard.facts.seen import Listener as Listener
 from hangguard.facts.seen import LockFile as LockFile
 from hangguard.facts.seen import Log as Log
+from hangguard.facts.seen import LogLine as LogLine
 from hangguard.facts.seen import Port as Port
 from hangguard.facts.seen import Process as Process
 from hangguard.facts.seen import Reply as Reply

@@ -77,6 +77,8 @@ class Attempt:
     """``None``: it still runs."""
     exit_code: int | None = None
     log_path: str | None = None
+    log_cut_bytes: int = 0
+    """Bytes of the middle of the log that were given back to the disk (``log_bytes=``)."""
     evidence_path: str | None = None
     log_tail: tuple[str, ...] = ()
     stopped_because: str = ""

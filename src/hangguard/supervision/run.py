@@ -42,6 +42,10 @@ class Guard(Protocol):
         """Its start time in clock ticks since boot."""
 
     @property
+    def log_id(self) -> tuple[int, int] | None:
+        """(device, inode) of the log that the guardian opened."""
+
+    @property
     def guardian_pid(self) -> int:
         """The process that started it."""
 
@@ -134,6 +138,8 @@ class Run:
     on_hang: OnHang = "act"
     on_death: OnDeath = "stop"
     pristine: bool = False
+    log_bytes: int | None = None
+    """What the log of one attempt may take of the disk; ``None``: no bound."""
     folder: RunFolder
     announcer: Announcer
     ras_port: int = 28028

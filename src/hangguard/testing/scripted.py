@@ -105,6 +105,7 @@ class ScriptedGuarded:
     def __init__(self, script: Script, *, clock: Clock) -> None:
         self.pid, self.started = WORKER
         self.guardian_pid = 5000
+        self.log_id: tuple[int, int] | None = None
         self.members: frozenset[tuple[int, int]] = frozenset({WORKER})
         self.stops: list[float] = []
         """The grace of every stop that was asked for."""
