@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Request as Request
     from hangguard.facts import Sample as Sample
     from hangguard.facts import Serving as Serving
+    from hangguard.facts import SharedSegment as SharedSegment
     from hangguard.facts import Stack as Stack
     from hangguard.facts import StackFrame as StackFrame
     from hangguard.facts import StackMarker as StackMarker
@@ -134,8 +135,8 @@ _HOMES = {
         "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
         "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric",
         "Moving", "Port", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
-        "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
-        "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
+        "Sample", "Serving", "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect",
+        "Symptom", "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (
         "Budget", "GiveUp", "Keep", "Memory", "Relaunch", "Rules", "assess", "next_move", "rules_for", "start",

@@ -67,6 +67,8 @@ class HollowFile:
         """Make one hole up to ``newest``; the line end before what stays is kept, so that a reader finds the line."""
         begins = _begin_of_hole(file, self._head) if self._begins is None else self._begins
         ends = _end_of_line(file, newest)
+        if ends - 1 <= begins + len(MARK):  # one line that is about as long as all that stays: the next time
+            return
         _punch(file, begins if self._begins is None else begins + len(MARK), ends - 1)
         if self._begins is None:
             os.pwrite(file, MARK, begins)

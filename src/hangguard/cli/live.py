@@ -18,7 +18,7 @@ from hangguard.act._tree import is_alive
 from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError
-from hangguard.facts import AppliedChange, Attempt, Release, Tree
+from hangguard.facts import AppliedChange, Attempt, Release, Tree, Unseen
 from hangguard.redact import clean_text, redact
 from hangguard.supervision import events as happened
 
@@ -262,6 +262,8 @@ def _line_for_verdict(event: happened.VerdictChanged) -> tuple[str, str]:
 def _line_for_release(release: Release) -> tuple[str, str]:
     names = _count(len(release.unattributed_files), "new name", "new names")
     more = f"; {names} in /dev/shm meanwhile, perhaps somebody else's" if release.unattributed_files else ""
+    if not isinstance(release.segments, Unseen) and release.segments:
+        more += f"; shared memory that nobody has attached: {'; '.join(one.command for one in release.segments)}"
     if release.answer == "released":
         return f"released: nothing of it is left{more}", ""
     open_ = [f"{item.resource} {item.answer}: {item.detail}" for item in release.items if item.answer != "released"]

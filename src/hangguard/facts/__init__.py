@@ -31,6 +31,7 @@ from hangguard.facts.done import Attempt as Attempt
 from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
 from hangguard.facts.done import Resource as Resource
+from hangguard.facts.done import SharedSegment as SharedSegment
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.known import PHASES as PHASES
 from hangguard.facts.known import Alters as Alters

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from hangguard.facts.asked import AppliedChange, Launch
 from hangguard.facts.decided import Diagnosis, Verdict
+from hangguard.facts.known import Unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,20 @@ class ReleaseItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSegment:
+    """Shared memory of the System V kind that a member made and nobody has attached."""
+
+    id: int
+    size_bytes: int
+    creator: int
+
+    @property
+    def command(self) -> str:
+        """Return what removes it, where you know that nobody wants it."""
+        return f"ipcrm -m {self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """What is left of an attempt, looked at after its end."""
 
@@ -42,6 +57,8 @@ class Release:
     survivors: tuple[Survivor, ...] = ()
     unattributed_files: tuple[str, ...] = ()
     """Names that appeared in /dev/shm meanwhile: listed, never deleted."""
+    segments: tuple[SharedSegment, ...] | Unseen = ()
+    """Of System V, left by members: listed, never removed. Not even their maker's end says that nobody wants them."""
     seconds: float = 0.0
 
     @property

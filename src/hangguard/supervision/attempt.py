@@ -29,6 +29,7 @@ from hangguard.facts import (
     ReleaseItem,
     Resource,
     Sample,
+    SharedSegment,
     Stuck,
     Unseen,
     Verdict,
@@ -37,6 +38,7 @@ from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start,
 from hangguard.judge.assess import FAREWELL
 from hangguard.judge.ranks import by_nccl
 from hangguard.observe import Target
+from hangguard.observe.sysv import Segment, left_by
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
 from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
@@ -102,6 +104,7 @@ class RunningAttempt:
     stopped_because: str = ""
     log_tail: tuple[str, ...] = ()
     shm_before: frozenset[str] = frozenset()
+    segments_before: tuple[Segment, ...] | Unseen = Unseen("not looked at")
     _told_guardian: bool = False
 
     async def until_settled(self) -> Verdict:
@@ -215,8 +218,15 @@ class RunningAttempt:
             within=limits.release_within,
             clock=self.run.world.clock,
         )
+        release = replace(release, segments=await self._segments_left())
         self.log_tail = self._without_secrets(await read_tail(self.log_path))
         self._tell_release(release)
+
+    async def _segments_left(self) -> tuple[SharedSegment, ...] | Unseen:
+        now = await self.run.world.list_segments()
+        if isinstance(now, Unseen) or isinstance(self.segments_before, Unseen):
+            return now if isinstance(now, Unseen) else Unseen(f"before the launch: {self.segments_before}")
+        return left_by(now, self.guarded.members, self.segments_before)
 
     def _tell_release(self, release: Release) -> None:
         self.release = self._without_secrets(release)
@@ -345,7 +355,7 @@ async def attempting(
     """
     world = run.world
     await refuse_a_taken_port(run, launch)
-    shm_before = names_in_shm()
+    shm_before, segments_before = names_in_shm(), await world.list_segments()
     started_at = world.clock()
     log_path = run.folder.file(f"attempt-{number}.log")
     async with world.guarded(
@@ -374,6 +384,7 @@ async def attempting(
                 log_path=log_path,
                 log_cap=cap_of(run, guarded, log_path),
                 shm_before=shm_before,
+                segments_before=segments_before,
             )
             try:
                 yield attempt

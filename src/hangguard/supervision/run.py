@@ -17,6 +17,7 @@ from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.ports import who_listens
+from hangguard.observe.sysv import Segment, list_segments
 from hangguard.observe.unix_sockets import who_listens_at
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer
@@ -119,6 +120,7 @@ class World:
     observe: Callable[[Target], AbstractAsyncContextManager[Watcher]] = Observer
     who_listens: Callable[[Launch], Awaitable[Listener | Unseen | None]] = look_who_listens
     prove_release: Callable[..., Awaitable[Any]] = prove_release
+    list_segments: Callable[[], Awaitable[tuple[Segment, ...] | Unseen]] = list_segments
     patience_learned: Callable[[Launch, tuple[Gpu, ...] | Unseen], Awaitable[Stretches]] = patience_learned
     note_good_start: Callable[[Launch, tuple[Gpu, ...] | Unseen, Stretches], Awaitable[None]] = note_good_start
 

@@ -52,6 +52,7 @@ from hangguard.facts import (
 from hangguard.learned import Stretches
 from hangguard.observe import Target
 from hangguard.observe.memory_stacks import PythonThreads
+from hangguard.observe.sysv import Segment
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer, Hook
 from hangguard.supervision.handle import AsyncSupervision
@@ -215,6 +216,7 @@ class ScriptedWorld:
             observe=self._observe,
             who_listens=self._who_listens,
             prove_release=self._prove_release,
+            list_segments=self._list_segments,
             patience_learned=self._patience_learned,
             note_good_start=self._note_good_start,
         )
@@ -242,6 +244,9 @@ class ScriptedWorld:
 
     async def _who_listens(self, _launch: Launch) -> Listener | Unseen | None:
         return self.listener
+
+    async def _list_segments(self) -> tuple[Segment, ...]:
+        return ()
 
     async def _prove_release(self, **_facts: Any) -> Release:
         return self._script.release
