@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from faces import plain
@@ -54,7 +55,7 @@ def remove():
 
 
 def test_the_kernels_table_is_read_by_the_names_of_its_columns():
-    row = "         0          5   600    3145728  4242  4243      2     0     0     0     0 1700000000          0 1700000000"
+    row = "         0          5   600    3145728  4242  4243      2     0     0     0     0 1700000000"
     assert parse_segments(f"{HEAD}\n{row}\n") == (Segment(id=5, size_bytes=3 << 20, creator=4242, attached=2),)
     assert parse_segments("") == parse_segments("\n") == parse_segments(HEAD) == ()
     assert parse_segments(f"{HEAD}\n1 2\n{row}\nx y z\n") == parse_segments(f"{HEAD}\n{row}")
@@ -113,7 +114,7 @@ def test_what_a_launch_left_is_in_its_release_and_a_bystanders_is_not(tmp_path, 
     assert told[left].creator in members
     assert not {earlier, bystander} & set(told)
     assert server.attempt.release.answer == "released"
-    living = {one.id for one in parse_segments(open(sysv.PATH).read())}
+    living = {one.id for one in parse_segments(Path(sysv.PATH).read_text())}
     assert {left, had, made, earlier, bystander} <= living  # nothing is removed
 
 

@@ -57,7 +57,7 @@ class Release:
     survivors: tuple[Survivor, ...] = ()
     unattributed_files: tuple[str, ...] = ()
     """Names that appeared in /dev/shm meanwhile: listed, never deleted."""
-    segments: tuple[SharedSegment, ...] | Unseen = ()
+    segments: tuple[SharedSegment, ...] | Unseen = Unseen("not looked for")
     """Of System V, left by members: listed, never removed. Not even their maker's end says that nobody wants them."""
     seconds: float = 0.0
 
