@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from hangguard.facts import LoadRoute as LoadRoute
     from hangguard.facts import LockFile as LockFile
     from hangguard.facts import Log as Log
+    from hangguard.facts import LogLine as LogLine
     from hangguard.facts import Marker as Marker
     from hangguard.facts import Measure as Measure
     from hangguard.facts import Metric as Metric
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Request as Request
     from hangguard.facts import Sample as Sample
     from hangguard.facts import Serving as Serving
+    from hangguard.facts import SharedSegment as SharedSegment
     from hangguard.facts import Stack as Stack
     from hangguard.facts import StackFrame as StackFrame
     from hangguard.facts import StackMarker as StackMarker
@@ -140,9 +142,9 @@ _HOMES = {
         "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Daemon", "Departed", "Diagnosis",
         "Exit", "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth",
         "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile",
-        "Log", "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready",
-        "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving", "Stack", "StackFrame",
-        "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
+        "Log", "LogLine", "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute",
+        "Ready", "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving",
+        "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (

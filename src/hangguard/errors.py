@@ -196,6 +196,8 @@ class GaveUp(HangguardError):
             lines += [f"try: {advice}" for advice in self.diagnosis.advice]
         if self.report_path:
             lines.append(f"evidence: {self.report_path}")
+        if self.history and self.history[-1].log_path:
+            lines.append(f"log: {self.history[-1].log_path}")
         return "\n  ".join(lines)
 
 
@@ -222,6 +224,8 @@ class ServerLost(HangguardError):
             text += f" Look at {suspects[0]}."
         if self.attempt.evidence_path:
             text += f" Evidence: {self.attempt.evidence_path}."
+        if self.attempt.log_path:
+            text += f" Log: {self.attempt.log_path}."
         left = _left_behind(self.attempt)
         return f"{text} {left}. {NO_END}" if left else text
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import tempfile
 import time
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,9 @@ from typing import Any
 import platformdirs
 
 from hangguard.redact import clean_text, redact
+
+MARKER = ".hangguard-run"
+"""The file by which a run's folder is known as one. Locked for as long as its run can still be asked for anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,9 @@ class RunFolder:
     lost: tuple[str, ...] = ()
     """What could not be had, each with its consequence, in sentences."""
     known_secrets: frozenset[str] = field(default=frozenset(), repr=False)
+    home: str | None = None
+    """The state folder with the runs of this user, where old ones are deleted; ``None``: it lies elsewhere."""
+    in_use: InUse | None = field(default=None, repr=False, compare=False)
 
     def file(self, name: str) -> str | None:
         """Return the path of a file in the folder."""
@@ -52,7 +61,11 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
     lost: list[str] = []
     for base in _bases(run_dir):
         try:
-            return RunFolder(run_id=run_id, path=_make(base, run_id), lost=tuple(lost), known_secrets=known)
+            path = _make(base, run_id)
+            home = str(base.absolute()) if run_dir is None else None
+            return RunFolder(
+                run_id=run_id, path=path, lost=tuple(lost), known_secrets=known, home=home, in_use=_mark(path, run_id)
+            )
         except OSError as problem:
             lost.append(f"{base} cannot be used ({problem.strerror or problem})")
     try:
@@ -91,6 +104,34 @@ def _make(base: Path, run_id: str) -> str:
     path = base / run_id
     path.mkdir(mode=0o700)
     return str(path.absolute())
+
+
+class InUse:
+    """A shared lock on the marker of a run: nobody deletes the folder while this is there, or a forked child of it."""
+
+    def __init__(self, marker: int) -> None:
+        weakref.finalize(self, os.close, marker).atexit = False
+        fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _mark(path: str, run_id: str) -> InUse | None:
+    """Say whose folder this is. Where that cannot be written or locked, the folder is left alone for ever."""
+    with suppress(OSError):
+        marker = os.open(
+            os.path.join(path, MARKER),  # noqa: PTH118 - plain strings travel
+            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+        )
+        in_use = InUse(marker)
+        os.write(marker, json.dumps(mark_of(run_id)).encode())  # only now is it known as a run
+        return in_use
+    return None
+
+
+def mark_of(run_id: str) -> dict[str, str]:
+    """Return what the marker of a run says that begins now, here."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return {"run": run_id, "boot": boot, "host": os.uname().nodename}
 
 
 def write_private(path: str, content: bytes) -> None:

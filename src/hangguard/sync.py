@@ -12,14 +12,25 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hangguard.engines.base import Engine
 from hangguard.errors import BadLaunch, WrongProcess
-from hangguard.facts import AppliedChange, Attempt, Diagnosis, Fallback, Launch, Limits, Permission, Release, Sample
+from hangguard.facts import (
+    AppliedChange,
+    Attempt,
+    Diagnosis,
+    Fallback,
+    Launch,
+    Limits,
+    LogLine,
+    Permission,
+    Release,
+    Sample,
+)
 from hangguard.judge import permitted
 from hangguard.launching import read_command
 from hangguard.observe.ports import free_port
@@ -27,7 +38,10 @@ from hangguard.redact import secrets_of
 from hangguard.store import open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook, Subscription
 from hangguard.supervision.events import Event
+from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
+from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
+from hangguard.supervision.log_cap import LEAST as LOG_BYTES_AT_LEAST
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnDeath, OnHang, ReadyCheck, Run
@@ -50,6 +64,7 @@ def supervise(
     on_death: OnDeath = "stop",
     pristine: bool = False,
     run_dir: str | os.PathLike[str] | None = None,
+    log_bytes: int | None = LOG_BYTES,
     hooks: Sequence[Hook] = (),
 ) -> Supervision:
     """Start a server and get back one that answers, or the reason why it does not.
@@ -67,14 +82,16 @@ def supervise(
     :param on_hang: ``"act"`` (evidence, stop, perhaps relaunch) or ``"report"`` (tell, touch nothing).
     :param on_death: what becomes of the server when this program dies: ``"stop"`` or ``"keep"``.
     :param pristine: add nothing to the server's environment.
-    :param run_dir: where the run's folder is made; ``None``: the user's state folder.
+    :param run_dir: where the run's folder is made; ``None``: the user's state folder, in which old runs are deleted.
+    :param log_bytes: what the log of one attempt may take of the disk, at least 1 MiB: of more, the first sixteenth and
+        the newest part stay, and the middle is given back. ``None``: no bound.
     :param hooks: callables that take one :class:`Event`; called in order, in a thread of their own.
 
     Raises :class:`BadLaunch`, :class:`CommandNotFound` or :class:`CommandNotExecutable` at once. Entering the
     block raises :class:`GaveUp` when no attempt became ready, and :class:`Refused` when nothing could start.
     """
     _check(command=command, url=url, ready=ready, fallbacks=fallbacks, env=env, limits=limits, retry=retry,
-           on_hang=on_hang, on_death=on_death, hooks=hooks)  # fmt: skip
+           on_hang=on_hang, on_death=on_death, log_bytes=log_bytes, hooks=hooks)  # fmt: skip
     launch, known_engine = read_command(command, engine=engine, url=url, env=env, cwd=cwd)
     known = secrets_of(launch)
     folder = open_run_folder(run_dir, known)
@@ -89,6 +106,7 @@ def supervise(
         on_hang=on_hang,
         on_death=on_death,
         pristine=pristine,
+        log_bytes=log_bytes,
         folder=folder,
         announcer=Announcer(hooks, known),
         ras_port=free_port(),
@@ -117,6 +135,11 @@ _ALLOWED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("retry", lambda v: v is None or isinstance(v, Retry), "Retry(...) or None"),
     ("on_hang", lambda v: v in ("act", "report"), "'act' or 'report'"),
     ("on_death", lambda v: v in ("stop", "keep"), "'stop' or 'keep'"),
+    (
+        "log_bytes",
+        lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool) and v >= LOG_BYTES_AT_LEAST),
+        "a whole number of bytes, 1048576 (1 MiB) or more, or None",
+    ),
     ("hooks", lambda v: isinstance(v, Sequence) and all(callable(hook) for hook in v), "a sequence of callables"),
 )
 
@@ -229,17 +252,30 @@ class Server:
     def events(self) -> Iterator[Event]:
         """Return the events from now on, as an iterator that ends with the supervision."""
         subscription = self._call_plain(self._server.events)
-        return iter(lambda: self._next_event(subscription), None)
+        return iter(lambda: self._next_of(subscription), None)
 
-    def _next_event(self, subscription: Subscription) -> Event | None:
-        """What is queued is still handed out when another thread has left the block; then the iterator ends."""
+    def log(self, *, follow: bool = True) -> Iterator[LogLine]:
+        """Return what the server of the present attempt has written, line by line, as an iterator.
+
+        ``follow``: it goes on as the log grows and into the next attempt, and ends with the supervision; without, it
+        ends where the log ends now. Raises :class:`RuntimeError` where this run has no log.
+        """
+        lines = self._call_plain(lambda: self._server.log(follow=follow))
+        return iter(lambda: self._next_of(lines), None)
+
+    @overload
+    def _next_of(self, stream: Subscription) -> Event | None: ...
+    @overload
+    def _next_of(self, stream: LogLines) -> LogLine | None: ...
+    def _next_of(self, stream: Subscription | LogLines) -> Event | LogLine | None:
+        """What is left is still handed out when another thread has left the block; then the iterator ends."""
         if not self._over:
             try:
-                return self._call(subscription.next_or_none)
+                return self._call(stream.next_or_none)
             except RuntimeError:
                 if not self._over:
                     raise
-        return subscription.take()
+        return stream.take()
 
     def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
         self._check()

@@ -22,6 +22,7 @@ from hangguard import (
     Launch,
     LeftBehind,
     Limits,
+    LogLine,
     Moving,
     Preflight,
     Ready,
@@ -62,6 +63,8 @@ async def asynchronous() -> None:
         assert_type(server, AsyncServer)
         async for event in server.events():
             assert_type(event.event, str)
+        async for line in server.log():
+            assert_type(line, LogLine)
         assert_type(await server.sample(), Sample)
         assert_type(await server.stop(), Release | None)
 
@@ -73,6 +76,8 @@ def in_a_notebook() -> None:
     assert_type(server.poll(), int | None)
     for event in server.events():
         print(event.as_json())
+    for line in server.log(follow=False):
+        assert_type(line.left_out_bytes, int)
     supervision.close()
 
 

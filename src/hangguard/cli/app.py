@@ -43,6 +43,13 @@ def cli() -> None:
 @click.option("--ready-within", type=SECONDS, default=3600.0, show_default=True, help="Over all attempts.")
 @click.option("--patience", type=SECONDS, help="Cap on the patience of every phase, seconds.")
 @click.option("--run-dir", metavar="PATH", help="Where the run's folder is made.  [default: the user's state folder]")
+@click.option(
+    "--log-mib",
+    type=click.IntRange(min=0),
+    default=256,
+    show_default=True,
+    help="Disk that the log of one attempt may take; of more, start and newest part stay. 0: no bound.",
+)
 @click.option("--events", metavar="FILE", help="Write one JSON object a line to FILE; - is standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the last line.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -18,7 +18,7 @@ from hangguard.act._tree import is_alive
 from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError
-from hangguard.facts import AppliedChange, Attempt, Release, Tree
+from hangguard.facts import AppliedChange, Attempt, Release, Tree, Unseen
 from hangguard.redact import clean_text, redact
 from hangguard.report.releases import file_notes
 from hangguard.supervision import events as happened
@@ -262,6 +262,8 @@ def _line_for_verdict(event: happened.VerdictChanged) -> tuple[str, str]:
 
 def _line_for_release(release: Release) -> tuple[str, str]:
     more = "".join(f"; {note}" for note in file_notes(release))
+    if not isinstance(release.segments, Unseen) and release.segments:
+        more += f"; shared memory that nobody has attached: {'; '.join(one.command for one in release.segments)}"
     if release.daemons:
         left = ", ".join(f"pid {daemon.pid} ({daemon.title[:60]})" for daemon in release.daemons)
         more += f"; left running, for it is no part of the server: {left}"

@@ -19,22 +19,17 @@ from collections.abc import Callable
 from typing import TextIO
 
 from hangguard.errors import BadLaunch
+from hangguard.observe.log_lines import LineReader
 from hangguard.redact import clean_text, redact
 from hangguard.supervision.events import Event
 
 BACKLOG = 10_000
 FAREWELL = 2.0
 """Seconds that a reader gets at the end to take what is still there."""
-
-TURN = 128 * 1024
-"""Bytes of the log that are followed in one turn of a tenth of a second: a flood costs a quarter of a core."""
-BEHIND = 16 * 1024 * 1024
-"""Where the reader is further behind the log than this, the middle is left out, and that is said."""
-LONGEST = 16 * 1024
-"""What is passed on of one line, in bytes."""
+TURN_SECONDS = 0.1
+"""Seconds between two turns of following the log: a flood costs a quarter of a core."""
 
 _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/self/fd/(\d+)", re.ASCII)
-_LINE_ENDS = re.compile(rb"\r?\n\r*|\r+(?!\n|\Z)")
 
 
 class Outlet(io.TextIOBase):
@@ -161,55 +156,26 @@ class LogFollower:
                     done = path
 
     def _copy(self, path: str) -> None:
-        cutter = _Cutter()
-        with open(path, "rb", buffering=0) as log:  # noqa: PTH123
+        log = LineReader(path)
+        try:
             while True:
                 is_last = self._path != path or self._over.is_set()
-                behind = os.fstat(log.fileno()).st_size - log.tell()
-                if behind > BEHIND:
-                    log.seek(behind - TURN, os.SEEK_CUR)
-                    self._print(cutter.rest())
-                    self._print(f"[hangguard: {behind - TURN:,} bytes are left out here; {path} has them]".encode())
-                piece = log.read(TURN)
-                for line in cutter.lines(piece):
-                    self._print(line)
-                if not piece and is_last:
+                self._print(log.read(), path)
+                if log.is_at_end() and is_last:
                     break
-                time.sleep(0 if is_last else 0.1)
-        self._print(cutter.rest())
+                time.sleep(0 if is_last else TURN_SECONDS)
+            self._print(log.rest(), path)
+        finally:
+            log.close()
 
-    def _print(self, line: bytes | None) -> None:
-        if line is None or self._fd < 0:
+    def _print(self, lines: list[tuple[int, bytes]], path: str) -> None:
+        if self._fd < 0:
             return
-        text = clean_text(redact(line.decode(errors="replace"), known=self._known))
-        write_whole(self._fd, text.encode() + b"\n")
-
-
-class _Cutter:
-    """Cuts a log into lines, a progress bar into one a step; a line without end costs no memory."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._dropped = 0
-
-    def lines(self, piece: bytes) -> list[bytes]:
-        """Return the lines that end in this piece."""
-        *whole, self._rest = _LINE_ENDS.split(self._rest + piece)
-        lines = [self._short(line) for line in whole]
-        if len(self._rest) > LONGEST:
-            self._dropped += len(self._rest) - LONGEST
-            self._rest = self._rest[:LONGEST]
-        return lines
-
-    def rest(self) -> bytes | None:
-        """Return what has no end yet."""
-        rest, self._rest = self._rest, b""
-        return self._short(rest) if rest else None
-
-    def _short(self, line: bytes) -> bytes:
-        dropped = self._dropped + max(0, len(line) - LONGEST)
-        self._dropped = 0
-        return line if not dropped else line[:LONGEST] + b" [hangguard: %d more bytes in this line]" % dropped
+        for left_out, line in lines:
+            if left_out:
+                write_whole(self._fd, f"[hangguard: {left_out:,} bytes are left out here; see {path}]\n".encode())
+            text = clean_text(redact(line.decode(errors="replace"), known=self._known))
+            write_whole(self._fd, text.encode() + b"\n")
 
 
 def write_whole(fd: int, data: bytes) -> None:

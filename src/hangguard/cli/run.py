@@ -19,6 +19,7 @@ from hangguard.facts import Attempt, Limits, Permission
 from hangguard.redact import clean_text, redact, secrets_of
 from hangguard.supervision.events import Event
 from hangguard.supervision.handle import AsyncServer
+from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnHang
 from hangguard.sync import Supervision, supervise
@@ -41,6 +42,7 @@ class Options:
     ready_within: float = 3600.0
     patience: float | None = None
     run_dir: str | None = None
+    log_mib: int = LOG_BYTES >> 20
     events: str | None = None
     quiet: bool = False
 
@@ -83,6 +85,7 @@ def _supervision(options: Options, hooks: list[Callable[[Event], object]]) -> Su
         retry=Retry(stop=tenacity.stop_after_attempt(options.attempts)),
         on_hang=options.on_hang,
         run_dir=options.run_dir,
+        log_bytes=(options.log_mib << 20) or None,
         hooks=[lambda event: [hook(event) for hook in hooks]],
     )
 

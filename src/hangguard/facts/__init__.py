@@ -46,6 +46,7 @@ from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
 from hangguard.facts.done import RemovedFile as RemovedFile
 from hangguard.facts.done import Resource as Resource
+from hangguard.facts.done import SharedSegment as SharedSegment
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.known import PHASES as PHASES
 from hangguard.facts.known import Alters as Alters
@@ -79,6 +80,7 @@ from hangguard.facts.seen import Host as Host
 from hangguard.facts.seen import Listener as Listener
 from hangguard.facts.seen import LockFile as LockFile
 from hangguard.facts.seen import Log as Log
+from hangguard.facts.seen import LogLine as LogLine
 from hangguard.facts.seen import Port as Port
 from hangguard.facts.seen import Process as Process
 from hangguard.facts.seen import Reply as Reply

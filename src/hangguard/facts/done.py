@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from hangguard.facts.asked import AppliedChange, Launch
 from hangguard.facts.decided import Diagnosis, Verdict
+from hangguard.facts.known import Unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,20 @@ class ReleaseItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSegment:
+    """Shared memory of the System V kind that a member made and nobody has attached."""
+
+    id: int
+    size_bytes: int
+    creator: int
+
+    @property
+    def command(self) -> str:
+        """Return what removes it, where you know that nobody wants it."""
+        return f"ipcrm -m {self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """What is left of an attempt, looked at after its end."""
 
@@ -82,6 +97,8 @@ class Release:
     """Daemons of somebody else that the launch has started: left running, and no part of the answer."""
     unattributed_files: tuple[str, ...] = ()
     """All other names that appeared in /dev/shm meanwhile: listed, never deleted."""
+    segments: tuple[SharedSegment, ...] | Unseen = Unseen("not looked for")
+    """Of System V, left by members: listed, never removed. Not even their maker's end says that nobody wants them."""
     seconds: float = 0.0
 
     @property
@@ -117,6 +134,8 @@ class Attempt:
     """``None``: it still runs."""
     exit_code: int | None = None
     log_path: str | None = None
+    log_cut_bytes: int = 0
+    """Bytes of the middle of the log that were given back to the disk (``log_bytes=``)."""
     evidence_path: str | None = None
     log_tail: tuple[str, ...] = ()
     stopped_because: str = ""

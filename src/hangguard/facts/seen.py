@@ -91,7 +91,24 @@ class Log:
     left_out: int = 0
     """Lines of a flood that were not passed on."""
     skipped_bytes: int = 0
-    """Bytes never read so far, because the server wrote more than the budget of one look."""
+    """Bytes never read so far, because the server wrote more than the budget of one look, or because they had been
+    given back to the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of the log, for those who follow it; ``str()`` gives its text."""
+
+    attempt: int
+    text: str
+    """Secrets and control characters are out."""
+    left_out_bytes: int = 0
+    """Bytes before this line that were not passed on: the reader was too slow for them, or they had been given back to
+    the disk."""
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

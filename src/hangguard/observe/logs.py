@@ -8,6 +8,7 @@ from collections import deque
 from typing import ClassVar
 
 from hangguard.facts import Ask, Log, Unseen
+from hangguard.observe._holes import before_hole, skip_hole
 from hangguard.observe.lane import Lane
 from hangguard.observe.target import why_unseen
 
@@ -122,22 +123,30 @@ class _Follower:
         if size == self._offset:
             self._splitter.pause(lines)
             return
-        excess = size - self._offset - self._budget
-        if excess > 0:
-            self._read_range(file, self._offset + self._budget // 4, lines)
-            self._splitter.pause(lines)
-            self._splitter = _Splitter(is_inside=True)
-            self._skipped += excess
-            self._offset += excess
+        if size - self._offset > self._budget:
+            begin = self._budget // 4
+            self._read_range(file, self._offset + begin, lines)
+            if (excess := size - (self._budget - begin) - self._offset) > 0:
+                self._leave_out(excess, lines)
         self._read_range(file, size, lines)
 
     def _read_range(self, file: int, end: int, lines: _Lines) -> None:
         while self._offset < end:
-            chunk = os.pread(file, min(_CHUNK, end - self._offset), self._offset)
+            chunk = before_hole(os.pread(file, min(_CHUNK, end - self._offset), self._offset))
             if not chunk:
                 return
+            if (behind := skip_hole(file, self._offset, chunk)) > self._offset:
+                self._leave_out(behind - self._offset, lines)
+                continue
             self._offset += len(chunk)
             self._splitter.feed(chunk, lines)
+
+    def _leave_out(self, number: int, lines: _Lines) -> None:
+        """Go on so many bytes further, probably inside of a line."""
+        self._splitter.pause(lines)
+        self._splitter = _Splitter(is_inside=True)
+        self._skipped += number
+        self._offset += number
 
 
 class _Splitter:

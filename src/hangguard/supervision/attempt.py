@@ -34,6 +34,7 @@ from hangguard.facts import (
     ReleaseItem,
     Resource,
     Sample,
+    SharedSegment,
     Stuck,
     Unseen,
     Verdict,
@@ -44,10 +45,12 @@ from hangguard.judge.ranks import by_nccl
 from hangguard.observe import Target
 from hangguard.observe.port_left import TIME_WAIT_SECONDS, PortLeft
 from hangguard.observe.ports import free_port
+from hangguard.observe.sysv import Segment, left_by
 from hangguard.redact import redact
 from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, Released, Stopping, VerdictChanged
 from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
 from hangguard.supervision.last_words import hear_last_words
+from hangguard.supervision.log_cap import LogCap
 from hangguard.supervision.quiet import QuietTimes
 from hangguard.supervision.run import Guard, Run, Watcher
 
@@ -99,6 +102,7 @@ class RunningAttempt:
     wishes: Wishes
     started_at: float
     log_path: str | None
+    log_cap: LogCap | None = None
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
     settled: Verdict | None = None
     settled_at: float = 0.0
@@ -113,6 +117,7 @@ class RunningAttempt:
     files_unseen: tuple[str, ...] = ()
     """What could not be seen of what members have in /dev/shm."""
     gpus: GpuHistory = field(default_factory=GpuHistory)
+    segments_before: tuple[Segment, ...] | Unseen = Unseen("not looked at")
     _told_guardian: bool = False
 
     async def until_settled(self) -> Verdict:
@@ -186,6 +191,7 @@ class RunningAttempt:
             release=self.release,
             exit_code=exit_.code if exit_ is not None and isinstance(exit_.code, int) else None,
             log_path=self.log_path,
+            log_cut_bytes=self.log_cap.cut_bytes if self.log_cap is not None else 0,
             evidence_path=self.evidence_path,
             log_tail=self.log_tail,
             stopped_because=self.stopped_because,
@@ -209,6 +215,10 @@ class RunningAttempt:
             except Exception as fault:  # a named edge: a fault of ours must not hide that nothing was proved
                 log.exception("attempt %d could not be ended as it should", self.number)
                 self._tell_release(unproved(fault))
+            finally:
+                if self.log_cap is not None:
+                    await self.log_cap.aclose()
+                    self._tell_log_news()
 
     def _announce_stop(self) -> None:
         alive = self.guarded.exit is None or not isinstance(self.settled, Exited)
@@ -234,8 +244,15 @@ class RunningAttempt:
             within=limits.release_within,
             clock=self.run.world.clock,
         )
+        release = replace(release, segments=await self._segments_left())
         self.log_tail = self._without_secrets(await read_tail(self.log_path))
         self._tell_release(release)
+
+    async def _segments_left(self) -> tuple[SharedSegment, ...] | Unseen:
+        now = await self.run.world.list_segments()
+        if isinstance(now, Unseen) or isinstance(self.segments_before, Unseen):
+            return now if isinstance(now, Unseen) else Unseen(f"before the launch: {self.segments_before}")
+        return left_by(now, self.guarded.members, self.segments_before)
 
     def _tell_release(self, release: Release) -> None:
         self.release = self._without_secrets(release)
@@ -276,6 +293,11 @@ class RunningAttempt:
             self._told_guardian = True
             text = "the guardian died; this program ends the server itself, but nobody does if it dies too"
             self._tell(Notice(t=t, attempt=self.number, text=text))
+        self._tell_log_news()
+
+    def _tell_log_news(self) -> None:
+        for text in self.log_cap.news() if self.log_cap is not None else ():
+            self._tell(Notice(t=self._now(), attempt=self.number, text=text))
 
     async def _pause(self) -> None:
         """Sleep until the next sample is due; an exit or a wish ends it."""
@@ -360,7 +382,7 @@ async def attempting(
     """
     world = run.world
     launch = await with_usable_port(run, launch, number=number, deadline=deadline, wishes=wishes)
-    shm_before = names_in_shm()
+    shm_before, segments_before = names_in_shm(), await world.list_segments()
     started_at = world.clock()
     log_path = run.folder.file(f"attempt-{number}.log")
     async with world.guarded(
@@ -388,7 +410,9 @@ async def attempting(
                 wishes=wishes,
                 started_at=started_at,
                 log_path=log_path,
+                log_cap=cap_of(run, guarded, log_path),
                 shm_before=shm_before,
+                segments_before=segments_before,
             )
             try:
                 yield attempt
@@ -419,6 +443,13 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
         probe_within=run.limits.probe_within,
         clock=run.world.clock,
     )
+
+
+def cap_of(run: Run, guarded: Guard, log_path: str | None) -> LogCap | None:
+    """Return what bounds the log of this attempt; ``None``: there is none, or no bound was wanted."""
+    if run.log_bytes is None or log_path is None or guarded.log_id is None:
+        return None
+    return LogCap(log_path, guarded.log_id, run.log_bytes)
 
 
 def unproved(fault: Exception) -> Release:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from hangguard.facts import Alters, AppliedChange, Broken, Phase, Release, Stuck, Verdict
+from hangguard.facts import Alters, AppliedChange, Broken, Phase, Release, Stuck, Unseen, Verdict
 from hangguard.redact import redact, redact_argv
 
 SCHEMA = 1
@@ -124,7 +124,14 @@ class Released(Happened):
             "items": [asdict(item) for item in self.release.items],
             "files": list(self.release.unattributed_files),
             "had": [asdict(file) for file in self.release.files],
+            "segments": _segments(self.release),
         }
+
+
+def _segments(release: Release) -> list[dict[str, Any]] | dict[str, str]:
+    if isinstance(release.segments, Unseen):
+        return {"unseen": release.segments.reason}
+    return [{**asdict(segment), "command": segment.command} for segment in release.segments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from hangguard.facts import (
 )
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import RunningAttempt
+from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.interrupts import holding_interrupts
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.run import Run
@@ -155,6 +156,17 @@ class AsyncServer:
         """Return the events from now on, as an asynchronous iterator that ends with the supervision."""
         self._check()
         return self._story.run.announcer.subscribe()
+
+    def log(self, *, follow: bool = True) -> LogLines:
+        """Return what the server of the present attempt has written, line by line, as an asynchronous iterator.
+
+        ``follow``: it goes on as the log grows and into the next attempt, and ends with the supervision; without, it
+        ends where the log ends now. Raises :class:`RuntimeError` where this run has no log.
+        """
+        self._check_process()
+        if self._story.run.folder.path is None:
+            raise RuntimeError(f"there is no log: {'; '.join(self._story.run.folder.lost)}")
+        return LogLines(self._story, follow=follow)
 
     # ------------------------------------------------------------------------------------ below
 

@@ -18,6 +18,7 @@ from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.port_left import PortLeft, look_at_port
 from hangguard.observe.ports import who_listens
+from hangguard.observe.sysv import Segment, list_segments
 from hangguard.observe.unix_sockets import who_listens_at
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer
@@ -41,6 +42,10 @@ class Guard(Protocol):
     @property
     def started(self) -> int:
         """Its start time in clock ticks since boot."""
+
+    @property
+    def log_id(self) -> tuple[int, int] | None:
+        """(device, inode) of the log that the guardian opened."""
 
     @property
     def guardian_pid(self) -> int:
@@ -120,6 +125,7 @@ class World:
     who_listens: Callable[[Launch], Awaitable[Listener | Unseen | None]] = look_who_listens
     look_at_port: Callable[[Launch], Awaitable[PortLeft | Unseen | None]] = look_at_port
     prove_release: Callable[..., Awaitable[Any]] = prove_release
+    list_segments: Callable[[], Awaitable[tuple[Segment, ...] | Unseen]] = list_segments
     patience_learned: Callable[[Launch, tuple[Gpu, ...] | Unseen], Awaitable[Stretches]] = patience_learned
     note_good_start: Callable[[Launch, tuple[Gpu, ...] | Unseen, Stretches], Awaitable[None]] = note_good_start
 
@@ -139,6 +145,8 @@ class Run:
     on_hang: OnHang = "act"
     on_death: OnDeath = "stop"
     pristine: bool = False
+    log_bytes: int | None = None
+    """What the log of one attempt may take of the disk; ``None``: no bound."""
     folder: RunFolder
     announcer: Announcer
     ras_port: int = 28028

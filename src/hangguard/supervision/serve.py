@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from hangguard.act.old_runs import delete_old_runs
 from hangguard.errors import GaveUp, LeftBehind, NotReadyInTime, Permanent, ServerLost
 from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
@@ -55,6 +56,7 @@ async def serve(story: Story) -> None:
     earlier = 0  # attempts before the last restart: after one, retry budget and time begin anew
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     try:
+        await delete_old_runs(run.folder)
         _tell_what_is_lost(run)
         _tell_timers(run)
         while True:

@@ -54,6 +54,7 @@ from hangguard.learned import Stretches
 from hangguard.observe import Target
 from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.port_left import PortLeft
+from hangguard.observe.sysv import Segment
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer, Hook
 from hangguard.supervision.handle import AsyncSupervision
@@ -109,6 +110,7 @@ class ScriptedGuarded:
     def __init__(self, script: Script, *, clock: Clock) -> None:
         self.pid, self.started = WORKER
         self.guardian_pid = 5000
+        self.log_id: tuple[int, int] | None = None
         self.members: frozenset[tuple[int, int]] = frozenset({WORKER})
         self.stops: list[float] = []
         """The grace of every stop that was asked for."""
@@ -226,6 +228,7 @@ class ScriptedWorld:
             who_listens=self._who_listens,
             look_at_port=self._look_at_port,
             prove_release=self._prove_release,
+            list_segments=self._list_segments,
             patience_learned=self._patience_learned,
             note_good_start=self._note_good_start,
         )
@@ -256,6 +259,9 @@ class ScriptedWorld:
 
     async def _look_at_port(self, _launch: Launch) -> PortLeft | Unseen | None:
         return self.ports_left.pop(0) if self.ports_left else None
+
+    async def _list_segments(self) -> tuple[Segment, ...]:
+        return ()
 
     async def _prove_release(self, **_facts: Any) -> Release:
         return self._script.release
