@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Communicator as Communicator
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
+    from hangguard.facts import Drained as Drained
     from hangguard.facts import Exit as Exit
     from hangguard.facts import Exited as Exited
     from hangguard.facts import Expired as Expired
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from hangguard.supervision.diagnose import adiagnose as adiagnose
     from hangguard.supervision.events import Attached as Attached
     from hangguard.supervision.events import BecameReady as BecameReady
+    from hangguard.supervision.events import Draining as Draining
     from hangguard.supervision.events import Ended as Ended
     from hangguard.supervision.events import Event as Event
     from hangguard.supervision.events import FallbackChosen as FallbackChosen
@@ -129,8 +131,8 @@ _HOMES = {
         "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Exit", "Exited",
-        "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Communicator", "Departed", "Diagnosis", "Drained", "Exit",
+        "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "Host", "IdlePlace",
         "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "Marker", "Measure", "Metric",
         "Moving", "Port", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem", "Reply", "Request",
         "Sample", "Serving", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
@@ -146,8 +148,8 @@ _HOMES = {
     "supervision.attach": ("AsyncWatch",),
     "supervision.diagnose": ("adiagnose",),
     "supervision.events": (
-        "Attached", "BecameReady", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice", "PhaseChanged",
-        "Released", "Stopping", "VerdictChanged",
+        "Attached", "BecameReady", "Draining", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice",
+        "PhaseChanged", "Released", "Stopping", "VerdictChanged",
     ),
     "supervision.found": ("FoundServer",),
     "supervision.handle": ("AsyncServer",),

@@ -360,5 +360,7 @@ class Ask:
     locks: bool = False
     communicators: bool = False
     canary: bool = False
+    counters: bool = False
+    """The server's own counters now, however new the last ones are."""
     last: bool = False
     """The server will be stopped after this look: what might harm it may be asked now. Only NCCL is such a source."""
