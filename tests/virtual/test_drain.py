@@ -6,11 +6,12 @@ import anyio
 import pytest
 from test_bring_up import play
 
-from hangguard import Drained, Exited, Port, Ready, Serving, Stuck, Unseen
+from hangguard import Ask, Drained, Exited, Port, Ready, Serving, Stuck, Unseen
 from hangguard.engines.sglang import SGLANG
-from hangguard.testing.scripted import Script, plain_sample
+from hangguard.testing.scripted import Script, ScriptedWatcher, plain_sample
 
 ENDLESS = float("inf")
+NOTHING = Ask()
 
 
 def busy(until, *, frees=ENDLESS, counted=True):
@@ -118,6 +119,44 @@ def test_a_stop_without_a_drain_ends_one_at_once(how):
     assert (seen.left, seen.ending) == (1, "cut")
     assert 50.0 <= seen.seconds <= 51.0
     assert played.world.guards[0].stops == [0.0 if how == "kill" else 15.0]
+
+
+def test_a_hurry_from_a_signal_handler_wakes_nobody_and_is_heard_all_the_same():
+    async def body(server):
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop(drain=600), server)
+            await anyio.sleep(50.1)
+            server._hurry()
+
+    played = play([Script(look=busy(ENDLESS), stop_takes=100.0)], body=body)
+    assert drained(played).ending == "cut"
+    assert 50.0 <= drained(played).seconds <= 50.5
+    assert played.world.guards[0].stops == [0.0]
+
+
+def test_a_look_that_hangs_holds_up_neither_the_end_of_the_seconds_nor_a_second_stop(monkeypatch):
+    take = ScriptedWatcher.take_sample
+
+    async def slowly(self, ask=NOTHING):
+        if ask.counters:
+            await anyio.sleep(5.0)
+        return await take(self, ask)
+
+    monkeypatch.setattr(ScriptedWatcher, "take_sample", slowly)
+    played = play([Script(look=busy(ENDLESS))], body=stop(drain=2))
+    assert drained(played).ending == "time"
+    assert drained(played).left == Unseen("it was not looked at")
+    assert 2.0 <= drained(played).seconds <= 2.1
+
+    async def body(server):
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop(drain=600), server)
+            await anyio.sleep(7.0)
+            await server.stop()
+
+    played = play([Script(look=busy(ENDLESS))], body=body)
+    assert drained(played).ending == "cut"
+    assert 7.0 <= drained(played).seconds <= 7.1
 
 
 @pytest.mark.parametrize(("first", "second"), [(600, 20), (20, 600)])

@@ -199,7 +199,7 @@ class _Signals:
                     elif anyio.current_time() - asked_at > ONE_REQUEST:
                         text = f"{number.name} again: no more grace; still proving that everything is gone"
                         self._terminal.say(text)
-                        self._supervision.hurry()
+                        self._hurry()
 
     def _ask(self, number: signal.Signals) -> None:
         drain, within = self._leaving.drain, self._leaving.within
@@ -218,4 +218,8 @@ class _Signals:
         within = self._leaving.within
         if within is not None:
             await anyio.sleep(within - kept_of(within))
-            self._supervision.hurry()
+            self._hurry()
+
+    def _hurry(self) -> None:
+        self._supervision.hurry()
+        self._asked.cancel()  # a drain that is under way ends in the middle of its look

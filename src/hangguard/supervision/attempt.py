@@ -77,10 +77,14 @@ class Wishes:
     grace: float | None = None
     quiet: QuietTimes = field(default_factory=QuietTimes)
     changed: anyio.Event = field(default_factory=anyio.Event)
+    draining: anyio.CancelScope | None = None
+    """What the wait for requests is in."""
 
     def wake(self) -> None:
-        """Make the watch look at the wishes now."""
+        """Make the watch look at the wishes now; the drain even in the middle of a look."""
         self.changed.set()
+        if self.draining is not None:
+            self.draining.cancel()
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import anyio
 
 from hangguard.facts import Broken, Drained, Exited, Expired, Ready, Stuck
 from hangguard.judge.in_flight import InFlight, look_again
-from hangguard.supervision.attempt import NO_DRAIN, PERIOD, PERIOD_AT_END, RunningAttempt, first_of
+from hangguard.supervision.attempt import NO_DRAIN, PERIOD, PERIOD_AT_END, RunningAttempt
 from hangguard.supervision.events import Draining, Notice
 
 End: TypeAlias = Literal["done", "time", "cut", "hung", "exited"]
@@ -31,6 +31,7 @@ async def drain(attempt: RunningAttempt) -> None:
     try:
         await waiting.until_over()
     finally:
+        attempt.wishes.draining = None
         attempt.drained = waiting.result()
 
 
@@ -52,8 +53,7 @@ class _Wait:
         wishes = self._attempt.wishes
         self._tell_if_shortened()
         while (left := self._left()) > 0.0:
-            wishes.changed = anyio.Event()
-            with anyio.move_on_after(left):
+            with anyio.move_on_after(left) as wishes.draining:
                 await self._look()
                 if self._is_over():
                     return
@@ -100,11 +100,17 @@ class _Wait:
         return self._seen.is_over
 
     async def _pause(self) -> None:
-        """Sleep until the next look; a wish or the end of the launched process ends it."""
-        attempt = self._attempt
-        soon = bool(self._seen.empty_looks) or attempt.guarded.exit is not None
-        with anyio.move_on_after(PERIOD_AT_END if soon else PERIOD):
-            if attempt.guarded.exit is not None:
-                await attempt.wishes.changed.wait()
-            else:
-                await first_of(attempt.guarded.wait_exit, attempt.wishes.changed.wait)
+        """Sleep until the next look; the end of the launched process ends it.
+
+        In short turns: a hurry may come from a signal handler or another thread, and wakes nobody.
+        """
+        guarded, wishes = self._attempt.guarded, self._attempt.wishes
+        soon = bool(self._seen.empty_looks) or guarded.exit is not None
+        for _ in range(1 if soon else round(PERIOD / PERIOD_AT_END)):
+            if wishes.drain_until == NO_DRAIN:
+                return
+            if guarded.exit is not None:
+                await anyio.sleep(PERIOD_AT_END)
+                return
+            with anyio.move_on_after(PERIOD_AT_END):
+                await guarded.wait_exit()
