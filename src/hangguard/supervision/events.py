@@ -119,7 +119,7 @@ class Draining(Happened):
     event: ClassVar[str] = "draining"
     left: int | Unseen
     by: ToldBy
-    """What is counted: see :class:`~hangguard.facts.Drained`."""
+    """What is counted: see :class:`~hangguard.Drained`."""
     at_most: float
     """Seconds that are left for it."""
 
