@@ -26,10 +26,11 @@ class Client:
         body = {"model": "tiny", "prompt": "hello", "max_tokens": tokens, "stream": True}
         try:
             self.connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            for line in self.connection.getresponse():
-                if line.startswith(b"data: {"):
-                    self.tokens.append(json.loads(line[6:])["choices"][0]["text"])
-                self.is_done = self.is_done or line.startswith(b"data: [DONE]")
+            with self.connection.getresponse() as answer:
+                for line in answer:
+                    if line.startswith(b"data: {"):
+                        self.tokens.append(json.loads(line[6:])["choices"][0]["text"])
+                    self.is_done = self.is_done or line.startswith(b"data: [DONE]")
         except (OSError, http.client.HTTPException) as error:
             self.error = error
         finally:

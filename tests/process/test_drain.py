@@ -52,7 +52,7 @@ def test_the_blocking_face_waits_for_it_too(tmp_path):
         told = [event for event in stream if event.event in {"draining", "stopping", "released"}]
         assert (len(client.tokens), client.is_done) == (40, True)
     assert [event.event for event in told][-2:] == ["stopping", "released"]
-    assert [event.left for event in told if event.event == "draining"] == [1, 0]
+    assert [event.left for event in told if event.event == "draining"][-1] == 0
     assert supervision.history[-1].drained.ending == "done"
 
 
@@ -60,10 +60,10 @@ def test_the_blocking_face_waits_for_it_too(tmp_path):
 async def test_a_request_that_never_ends_is_cut_off_when_the_seconds_are_over(tmp_path):
     async with server(tmp_path) as running:
         client = streaming(running.url, ENDLESS)
-        assert (await running.stop(drain=3)).answer == "released"
+        assert (await running.stop(drain=6)).answer == "released"
         seen = running.attempt.drained
         assert (seen.left, seen.by, seen.ending) == (1, "counters", "time")
-        assert seen.seconds >= 3.0
+        assert seen.seconds >= 6.0
         client.thread.join(10)
         assert not client.is_done
     assert not living_of_runs(tmp_path)
@@ -76,24 +76,24 @@ async def test_nobody_in_flight_is_not_waited_for(tmp_path, engine):
         assert (await running.stop(drain=100)).answer == "released"
         seen = running.attempt.drained
         assert (seen.left, seen.ending) == (0, "done")
-        assert seen.seconds < 10
+        assert seen.seconds < 50
 
 
 @pytest.mark.anyio
 async def test_an_idle_connection_is_no_request_where_requests_are_counted_and_may_be_one_where_not(tmp_path):
     async with anyio.create_task_group() as group:
 
-        async def one(engine, ending, name):
+        async def one(engine, ending, name, seconds):
             async with server(tmp_path / name, engine=engine) as running:
                 client = Client(running.url)
-                await running.stop(drain=6)
+                await running.stop(drain=seconds)
                 assert running.attempt.drained.ending == ending
                 client.close()
 
         (tmp_path / "counted").mkdir()
         (tmp_path / "uncounted").mkdir()
-        group.start_soon(one, None, "done", "counted")
-        group.start_soon(one, "generic", "time", "uncounted")
+        group.start_soon(one, None, "done", "counted", 60)
+        group.start_soon(one, "generic", "time", "uncounted", 6)
 
 
 # ------------------------------------------------------------------------------------------- what ends it
@@ -109,7 +109,7 @@ async def test_cancelling_the_body_ends_the_drain_and_not_the_proof(tmp_path):
 
             async def cancel_when_it_drains():
                 async for event in stream:
-                    if event.event == "draining":
+                    if event.event == "draining" and event.left == 1:
                         scope.cancel()
 
             group.start_soon(cancel_when_it_drains)
@@ -130,7 +130,7 @@ async def test_leaving_the_block_ends_the_drain_of_another_task(tmp_path):
             streaming(running.url, ENDLESS)
             group.start_soon(lambda: running.stop(drain=1000))
             async for event in stream:
-                if event.event == "draining":
+                if event.event == "draining" and event.left == 1:
                     break
     assert supervision.history[-1].drained.ending == "cut"
     assert not living_of_runs(tmp_path)
@@ -142,7 +142,7 @@ def test_of_two_threads_that_stop_it_the_one_in_a_hurry_decides_and_both_get_the
         streaming(running.url, ENDLESS)
         patient = threading.Thread(target=lambda: releases.append(running.stop(drain=1000)), daemon=True)
         patient.start()
-        next(event for event in stream if event.event == "draining")
+        next(event for event in stream if event.event == "draining" and event.left == 1)
         releases.append(running.stop())
         patient.join(10)
         assert running.history[-1].drained.ending == "cut"
@@ -159,7 +159,7 @@ async def test_a_server_that_is_killed_meanwhile_is_not_waited_for(tmp_path):
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: running.stop(drain=1000))
             async for event in stream:
-                if event.event == "draining":
+                if event.event == "draining" and event.left == 1:
                     break
             main.kill()
         assert running.attempt.drained.ending == "exited"

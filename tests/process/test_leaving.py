@@ -26,9 +26,9 @@ def test_with_drain_a_stream_in_flight_is_finished_before_the_server_is_stopped(
         running.ask(signal.SIGTERM)
         assert running.wait() == 0
         assert (len(client.tokens), client.is_done, client.error) == (40, True, None)
-        assert [event["left"] for event in running.named("draining")] == [1, 0]
+        assert running.named("draining")[-1]["left"] == 0
         assert (drained(running)["left"], drained(running)["ending"]) == (0, "done")
-        assert "letting requests finish: 1 request in flight" in running.err
+        assert "letting requests finish: " in running.err
         assert "nobody is in flight after" in running.err
         assert "Not drained" not in running.last_line
 
@@ -37,7 +37,7 @@ def test_a_second_signal_ends_the_drain_and_the_grace_and_the_last_line_says_who
     with run(tmp_path, "--drain", 1000, command=small(**SLOW, ignore_term=True)) as running:
         streaming(running.event("ready")["url"], ENDLESS)
         running.ask()
-        running.event("draining")
+        poll(lambda: [event for event in running.named("draining") if event["left"] == 1])
         time.sleep(0.3)  # not waiting for anything: a second request is later than the echo of the first
         began = time.monotonic()
         running.ask()
@@ -77,11 +77,11 @@ def stops_within(running, seconds, number=signal.SIGTERM):
 
 
 def test_a_server_that_ignores_sigterm_is_gone_within_the_time_and_the_shorter_grace_is_said(tmp_path):
-    with run(tmp_path, "--stop-within", 8, command=small(ignore_term=True)) as running:
+    with run(tmp_path, "--stop-within", 10, command=small(ignore_term=True)) as running:
         running.event("ready")
-        assert stops_within(running, 8) == 0
+        assert stops_within(running, 10) == 0
         (notice,) = [event["text"] for event in running.named("notice") if "grace" in event["text"]]
-        assert re.fullmatch(r"grace: [34]\.\d s instead of 15 s, for all has to be over within 8 s", notice)
+        assert re.fullmatch(r"grace: [45]\.\d s instead of 15 s, for all has to be over within 10 s", notice)
         assert running.named("released")[-1]["released"] == "released"
         assert "nothing is left behind" in running.last_line
 
@@ -95,10 +95,10 @@ def test_where_there_is_time_for_the_whole_grace_nothing_is_shortened(tmp_path):
 
 
 def test_a_drain_leaves_time_for_the_grace_the_kill_and_the_proof(tmp_path):
-    words = ("--drain", 100, "--stop-within", 8)
+    words = ("--drain", 100, "--stop-within", 10)
     with run(tmp_path, *words, command=small(**SLOW, ignore_term=True)) as running:
         streaming(running.event("ready")["url"], ENDLESS)
-        assert stops_within(running, 8) == 0
+        assert stops_within(running, 10) == 0
         assert (drained(running)["left"], drained(running)["ending"]) == (1, "time")
         said = [event["text"].partition(":")[0] for event in running.named("notice") if "instead" in event["text"]]
         assert said == ["drain", "grace"]
@@ -107,9 +107,9 @@ def test_a_drain_leaves_time_for_the_grace_the_kill_and_the_proof(tmp_path):
 
 def test_a_stop_that_had_begun_before_is_hurried_so_that_its_proof_is_in_time(tmp_path):
     command = small(deadlock_at_capture=True, ignore_term=True)
-    with run(tmp_path, "--stop-within", 8, "--patience", 4, "--attempts", 1, command=command) as running:
+    with run(tmp_path, "--stop-within", 10, "--patience", 4, "--attempts", 1, command=command) as running:
         running.event("stopping")
-        assert stops_within(running, 8) == 0
+        assert stops_within(running, 10) == 0
         assert running.named("released")[-1]["released"] == "released"
 
 
