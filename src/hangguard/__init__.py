@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Daemon as Daemon
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
+    from hangguard.facts import Drained as Drained
     from hangguard.facts import Exit as Exit
     from hangguard.facts import Exited as Exited
     from hangguard.facts import Expired as Expired
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from hangguard.supervision.diagnose import adiagnose as adiagnose
     from hangguard.supervision.events import Attached as Attached
     from hangguard.supervision.events import BecameReady as BecameReady
+    from hangguard.supervision.events import Draining as Draining
     from hangguard.supervision.events import Ended as Ended
     from hangguard.supervision.events import Event as Event
     from hangguard.supervision.events import FallbackChosen as FallbackChosen
@@ -140,7 +142,7 @@ _HOMES = {
     ),
     "facts": (
         "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Daemon", "Departed", "Diagnosis",
-        "Exit", "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth",
+        "Drained", "Exit", "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth",
         "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile",
         "Log", "LogLine", "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute",
         "Ready", "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving",
@@ -157,8 +159,8 @@ _HOMES = {
     "supervision.attach": ("AsyncWatch",),
     "supervision.diagnose": ("adiagnose",),
     "supervision.events": (
-        "Attached", "BecameReady", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice", "PhaseChanged",
-        "Released", "Stopping", "VerdictChanged",
+        "Attached", "BecameReady", "Draining", "Ended", "Event", "FallbackChosen", "GivenUp", "Launched", "Notice",
+        "PhaseChanged", "Released", "Stopping", "VerdictChanged",
     ),
     "supervision.found": ("FoundServer",),
     "supervision.handle": ("AsyncServer",),

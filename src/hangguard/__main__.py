@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+from hangguard.first_process import stay_behind_as_pid_1
+
 
 def main() -> int:
     """Run the command line; say what installs it where its extra is missing."""
     _fill_closed_streams()
+    stay_behind_as_pid_1()
     try:
         from hangguard.cli.app import invoke  # noqa: PLC0415 - the extra may be missing
     except ModuleNotFoundError as missing:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -225,12 +226,18 @@ class Server:
         """
         return self._call(self._server.wait, timeout)
 
-    def stop(self) -> Release | None:
+    def stop(self, *, drain: float | None = None) -> Release | None:
         """Stop the server and everything of it; return the proof.
 
-        Raises :class:`LeftBehind` when something of it cannot be ended.
+        ``drain``: seconds for which requests that are in flight may finish before. Nobody is signalled meanwhile, and
+        new requests are still taken: send them elsewhere first. It ends at once when nobody is in flight, when the
+        server hangs or ends, and with another stop without it, or the end of the block. How it ended stands in
+        ``attempt.drained``.
+
+        Raises :class:`ValueError` for seconds that are negative or not finite, and :class:`LeftBehind` when something
+        of it cannot be ended.
         """
-        return self._call(self._server.stop)
+        return self._call(partial(self._server.stop, drain=drain))
 
     def restart(self) -> None:
         """Stop the server and start the same launch again; return when it has answered."""

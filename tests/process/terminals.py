@@ -79,6 +79,7 @@ def on_a_terminal(folder, columns, *words, **how):
     try:
         with hangguard(folder, *words, stdout=theirs, stderr=theirs, env=env, **how) as running:
             os.close(theirs)
+            running.type = lambda keys: os.write(ours, keys.encode())
             yield running, read, screen
     finally:
         os.close(ours)

@@ -336,6 +336,17 @@ async def test_a_get_of_the_engine_needs_no_content():
             assert (await probing_it.settled()).state == "good"
 
 
+async def test_health_is_not_asked_while_requests_in_flight_are_counted():
+    """SGLang's health route generates a token: it would be one of them."""
+    with serving(answering(200, b"")) as server:
+        async with probing(server, HealthProbe, health_path="/health") as probing_it:
+            assert (await probing_it.probe.look(Ask(counters=True))).state == "not-asked"
+            assert (await probing_it.settled()).state == "good"
+            probing_it.clock.jumped += 60
+            assert (await probing_it.probe.look(Ask(counters=True))).state == "good"
+            assert len(server.asked) == 1
+
+
 async def test_health_is_asked_every_five_seconds_and_bad_health_after_two():
     with serving(answering(200, b"")) as server:
         async with probing(server, HealthProbe, health_path="/health") as probing_it:

@@ -242,6 +242,25 @@ async def test_an_idle_server_is_asked_every_five_seconds():
             assert len(server.asked) == 2
 
 
+@pytest.mark.parametrize("engine", [VLLM, SGLANG], ids=lambda engine: engine.name)
+async def test_numbers_that_are_wanted_now_are_asked_for_now(engine):
+    loads = json.dumps({"loads": [{"num_running_reqs": 3, "num_waiting_reqs": 3}]})
+    routes = {"/metrics": VLLM_TEXT} if engine is VLLM else {"/v1/loads?include=core": loads}
+    with serving(routes) as server:
+        async with probing(server.server_port, engine) as probe:
+            first = await seen(probe)
+            assert (first.running, first.waiting) == (3, 3)
+            assert await probe.look(Ask()) == first
+
+            async def newer():
+                answer = await probe.look(Ask(counters=True))
+                return isinstance(answer, Serving) and answer.at > first.at
+
+            await until(newer)
+            (path,) = routes
+            assert server.asked.count(path) >= 2
+
+
 async def test_a_metrics_route_that_hangs_is_unseen_and_asked_once():
     with serving({"/metrics": VLLM_TEXT}) as server:
         async with probing(server.server_port) as probe:

@@ -13,6 +13,7 @@ from hangguard import (
     AsyncServer,
     Attempt,
     Broken,
+    Drained,
     Engine,
     Event,
     Exited,
@@ -66,7 +67,8 @@ async def asynchronous() -> None:
         async for line in server.log():
             assert_type(line, LogLine)
         assert_type(await server.sample(), Sample)
-        assert_type(await server.stop(), Release | None)
+        assert_type(await server.stop(drain=60), Release | None)
+        assert_type(server.attempt.drained, Drained | None)
 
 
 def in_a_notebook() -> None:

@@ -42,6 +42,8 @@ def cli() -> None:
 @click.option("--attempts", type=click.IntRange(min=1), default=4, show_default=True, help="How many launches.")
 @click.option("--ready-within", type=SECONDS, default=3600.0, show_default=True, help="Over all attempts.")
 @click.option("--patience", type=SECONDS, help="Cap on the patience of every phase, seconds.")
+@click.option("--drain", type=SECONDS, help="When asked to stop, let requests finish first, for so long at most.")
+@click.option("--stop-within", type=SECONDS, help="When asked to stop, be over within: drain, grace, kill and proof.")
 @click.option("--run-dir", metavar="PATH", help="Where the run's folder is made.  [default: the user's state folder]")
 @click.option(
     "--log-mib",
@@ -55,6 +57,8 @@ def cli() -> None:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], **options: object) -> int:
     """Start COMMAND, watch it, relaunch it where it hangs, and serve until Ctrl-C.
+
+    Ctrl-C, SIGTERM, SIGQUIT and a hang-up ask for the stop; a second one ends drain and grace, not the proof.
 
     Exit codes: 0 ended as asked; 2 usage; 10 attempts used up; 11 permanent failure; 12 something is left
     behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command

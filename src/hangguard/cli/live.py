@@ -18,7 +18,7 @@ from hangguard.act._tree import is_alive
 from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError
-from hangguard.facts import AppliedChange, Attempt, Release, Tree, Unseen
+from hangguard.facts import AppliedChange, Attempt, Drained, Release, ToldBy, Tree, Unseen
 from hangguard.redact import clean_text, redact
 from hangguard.report.releases import file_notes
 from hangguard.supervision import events as happened
@@ -47,6 +47,7 @@ class Terminal:
         self._frames = FRAMES if "utf" in self._out.encoding.lower() else PLAIN_FRAMES
         self._started = time.monotonic()
         self._stopping: tuple[float, str] | None = None
+        self._draining: tuple[float, happened.Draining] | None = None
         self.follower: LogFollower | None = None
         logging.getLogger("hangguard").addHandler(_Notes(self))
 
@@ -54,10 +55,14 @@ class Terminal:
         """Print what happened, where it is worth a line."""
         if isinstance(event, happened.Launched):
             self._begin(event.attempt)
+        if isinstance(event, happened.Draining):
+            self._draining = (time.monotonic() + event.at_most, event)
         if isinstance(event, happened.Stopping):
             self._stopping = (time.monotonic(), _short_why(event))
-            if self.is_live:
-                return  # the live line says so
+        if self.is_live and (
+            isinstance(event, happened.Draining) or (isinstance(event, happened.Stopping) and event.drained is None)
+        ):
+            return  # the live line says so
         line, style = _line_for(event)
         if line:
             self.say(line, style)
@@ -88,6 +93,8 @@ class Terminal:
         for line in story:
             self.print(Text(f"  {clean_text(line)}", "red"))
         text = Text(f"hangguard: {clean_text(headline)}", "bold green" if code == 0 else "bold red")
+        if last is not None and last.drained is not None and last.drained.left != 0:
+            text.append(f" Not drained: {clean_text(_drained(last.drained))}.", "bold yellow")
         if last is not None and last.was_ready and last.changes:
             text.append(f" IT RAN CHANGED: {clean_text(_changes(last.changes))}.", "bold yellow")
         text.append(f" [exit code {code}]", "dim")
@@ -100,7 +107,7 @@ class Terminal:
     # ------------------------------------------------------------------------------------ below
 
     def _begin(self, attempt: int) -> None:
-        self._stopping = None
+        self._stopping = self._draining = None
         path = self.supervision.log_path(attempt)
         if self.follower is not None:
             self.follower.follow(path)
@@ -135,6 +142,10 @@ class Terminal:
             left_now = _count(left, "process", "processes")
             what = f"stopping ({why}): {left_now} left after {_duration(time.monotonic() - began)}"
             return [what, "Ctrl-C ends the grace"]
+        if self._draining is not None:
+            ends, event = self._draining
+            still = _duration(max(0.0, ends - time.monotonic()))
+            return [f"letting requests finish: {_in_flight(event.left, event.by)}, {still} left", "Ctrl-C ends that"]
         head = f"attempt {now.number}, {_duration(time.monotonic() - now.started_at)}"
         if now.memory.ready_at is not None:
             return [f"READY at {now.launch.url}", *_sizes_of(now), head]
@@ -210,6 +221,29 @@ def _short_why(event: happened.Stopping) -> str:
     return event.why.partition(":")[0]
 
 
+_WHY_DRAIN_ENDED = {
+    "time": "all its time",
+    "cut": "cut short",
+    "hung": "the server hangs",
+    "exited": "the server ended",
+}
+
+
+def _drained(drained: Drained) -> str:
+    what, after = _in_flight(drained.left, drained.by), _duration(drained.seconds)
+    if drained.ending == "done":
+        return f"nobody is in flight after {after}"
+    return f"{what} after {after} ({_WHY_DRAIN_ENDED[drained.ending]})"
+
+
+def _in_flight(left: int | Unseen, by: ToldBy) -> str:
+    if isinstance(left, Unseen):
+        return f"whoever is in flight is unseen ({left.reason})"
+    if by == "clients":
+        return f"{_count(left, 'client', 'clients')} connected (requests are not counted)"
+    return f"{_count(left, 'request', 'requests')} in flight"
+
+
 def from_home(path: str) -> str:
     """Return a path as people write it."""
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
@@ -232,6 +266,11 @@ def _line_for(event: happened.Event) -> tuple[str, str]:
         case happened.FallbackChosen():
             why = f": {event.cost}" if event.cost else ""
             return f"trying again with {event.name} ({event.change}), which alters {event.alters}{why}", "bold yellow"
+        case happened.Draining():
+            what = _in_flight(event.left, event.by)
+            return f"letting requests finish: {what}, {event.at_most:.0f} s more at most", ""
+        case happened.Stopping(drained=Drained() as drained):
+            return f"stopping it ({_short_why(event)}); {_drained(drained)}", "" if drained.left == 0 else "yellow"
         case happened.Stopping():
             return f"stopping it ({_short_why(event)})", ""
         case happened.Released():

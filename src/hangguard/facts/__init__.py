@@ -42,12 +42,14 @@ from hangguard.facts.decided import Verdict as Verdict
 from hangguard.facts.decided import Waiting as Waiting
 from hangguard.facts.done import Attempt as Attempt
 from hangguard.facts.done import Daemon as Daemon
+from hangguard.facts.done import Drained as Drained
 from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
 from hangguard.facts.done import RemovedFile as RemovedFile
 from hangguard.facts.done import Resource as Resource
 from hangguard.facts.done import SharedSegment as SharedSegment
 from hangguard.facts.done import Survivor as Survivor
+from hangguard.facts.done import ToldBy as ToldBy
 from hangguard.facts.known import PHASES as PHASES
 from hangguard.facts.known import Alters as Alters
 from hangguard.facts.known import IdlePlace as IdlePlace

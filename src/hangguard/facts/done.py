@@ -113,6 +113,24 @@ class Release:
         return tuple(f"{item.resource}: {item.detail}" for item in self.items if item.answer == "held" and item.ours)
 
 
+ToldBy: TypeAlias = Literal["counters", "clients", ""]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """How the wait for requests in flight went, before a stop that was asked for with ``drain=``."""
+
+    seconds: float
+    left: int | Unseen
+    """Requests, or clients, that were still there when the wait ended; unseen: it could not be told, and why."""
+    by: ToldBy
+    """What ``left`` counts: requests, as the server's own counters have them, or connected clients where it has none
+    that could be seen; empty: neither was seen."""
+    ending: Literal["done", "time", "cut", "hung", "exited"]
+    """done: nobody was in flight any more; time: the seconds were over; cut: a stop without ``drain``, a hurry, a
+    cancellation, or the end of the block came before; hung: the server stood still, or was broken; exited: it ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One launch, from spawn to proof of release. Frozen: a record, also of one that still runs."""
@@ -140,6 +158,9 @@ class Attempt:
     log_tail: tuple[str, ...] = ()
     stopped_because: str = ""
     """Why we ended it; empty: it ended by itself, or it still runs."""
+    drained: Drained | None = None
+    """How the requests in flight ended before the stop; ``None``: a drain was not asked for, or there was no server
+    that had answered."""
 
     def with_release(self, release: Release) -> Attempt:
         """Return the record with the proof of its end."""

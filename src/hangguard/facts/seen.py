@@ -412,5 +412,7 @@ class Ask:
     """What members have in /dev/shm, and their named sockets. Once asked, it is looked at also when something new lies
     there."""
     canary: bool = False
+    counters: bool = False
+    """The server's own counters now, however new the last ones are, and no request of our own that would be in them."""
     last: bool = False
     """The server will be stopped after this look: what might harm it may be asked now. Only NCCL is such a source."""

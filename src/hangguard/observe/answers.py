@@ -33,9 +33,12 @@ class HealthProbe:
         waits = {"good": _HEALTH_EVERY, "bad": _BAD_AGAIN, "failed": 0.0}
         self._asker = _Asker(target, shared, question, waits, "no health route is known for this server")
 
-    async def look(self, _ask: Ask) -> Reply | Unseen:
-        """Return how the newest request stands, after sending one if it is time."""
-        return await self._asker.look()
+    async def look(self, ask: Ask) -> Reply | Unseen:
+        """Return how the newest request stands, after sending one if it is time.
+
+        None while the requests in flight are counted: SGLang's health route generates a token, which is one of them.
+        """
+        return await self._asker.look(may_send=not ask.counters)
 
     async def aclose(self) -> None:
         """Close the connection. The request ends with the observer's tasks."""

@@ -49,14 +49,14 @@ class ServingProbe:
         self._last: tuple[Serving, Serving] | None = None
         """The newest two answers of the metrics route."""
 
-    async def look(self, _ask: Ask) -> Serving | Unseen:
-        """Return the newest numbers, after asking for new ones if it is time."""
+    async def look(self, ask: Ask) -> Serving | Unseen:
+        """Return the newest numbers, after asking for new ones if it is time, or if they are wanted now."""
         if self._metrics is None and not self._loads:
             return Unseen("no counters are known of this server")
         obstacle = _why_not_yet(self._shared.port, self._target)
         if obstacle:
             return Unseen(obstacle)
-        counts = await self._count()
+        counts = await self._count(at_once=ask.counters)
         is_quiet = await self._is_quiet()
         if isinstance(counts, Unseen) or is_quiet is None:
             return counts
@@ -66,15 +66,16 @@ class ServingProbe:
         """Close the connections. The requests end with the observer's tasks."""
         await self._client.aclose()
 
-    async def _count(self) -> Serving | Unseen:
+    async def _count(self, *, at_once: bool) -> Serving | Unseen:
         counts: Serving | Unseen = Unseen("")
         if self._metrics is not None:
-            counts = await self._newest(self._metrics, every=self._period())
+            counts = await self._newest(self._metrics, every=0.0 if at_once else self._period())
             if isinstance(counts, Serving):
                 self._remember(counts)
                 if counts.running is not None and not self._stands_still():
                     return counts
-        loads = await self._ask_loads(after=counts.at if isinstance(counts, Serving) else None)
+        after = counts.at if isinstance(counts, Serving) else None
+        loads = await self._ask_loads(after=after, at_once=at_once)
         if isinstance(loads, Serving) and isinstance(counts, Serving):
             return replace(counts, running=loads.running, waiting=loads.waiting)
         if isinstance(counts, Serving) or loads is None:
@@ -112,15 +113,15 @@ class ServingProbe:
             and (before.generated_tokens, before.prompt_tokens) == (now.generated_tokens, now.prompt_tokens)
         )
 
-    async def _ask_loads(self, *, after: float | None) -> Serving | Unseen | None:
+    async def _ask_loads(self, *, after: float | None, at_once: bool) -> Serving | Unseen | None:
         """Ask the first of the load routes that is there; ``None``: there is none.
 
         An answer from before ``after`` is older than the metrics and not taken.
         """
         problem: Unseen | None = None
         for route in self._loads:
-            every = 0.0 if after is not None and route.at is not None and route.at < after else _BUSY_EVERY
-            answer = await self._newest(route, every=every)
+            is_older = after is not None and route.at is not None and route.at < after
+            answer = await self._newest(route, every=0.0 if is_older or at_once else _BUSY_EVERY)
             if isinstance(answer, Serving):
                 return answer if after is None or answer.at >= after else problem
             problem = answer

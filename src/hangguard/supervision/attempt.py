@@ -23,6 +23,7 @@ from hangguard.facts import (
     Attempt,
     Broken,
     Diagnosis,
+    Drained,
     Exited,
     Expired,
     Gpu,
@@ -53,6 +54,7 @@ from hangguard.supervision.last_words import hear_last_words
 from hangguard.supervision.log_cap import LogCap
 from hangguard.supervision.quiet import QuietTimes
 from hangguard.supervision.run import Guard, Run, Watcher
+from hangguard.supervision.stop_within import StopWithin
 
 T = TypeVar("T")
 
@@ -72,6 +74,8 @@ PORT_WITHIN = TIME_WAIT_SECONDS + 5.0
 EVIDENCE_WITHIN = 8.0
 """Seconds that gathering evidence may take before the stop goes on without it."""
 
+NO_DRAIN = float("-inf")
+
 
 @dataclass(slots=True)
 class Wishes:
@@ -79,13 +83,21 @@ class Wishes:
 
     stop_because: str = ""
     restart: bool = False
+    drain_until: float = NO_DRAIN
+    """Until when requests in flight may finish before the stop, on the clock of the run."""
+    within: StopWithin | None = None
+    """The time that a stop may take in all; ``None``: each of its parts has a limit of its own, and no more."""
     grace: float | None = None
     quiet: QuietTimes = field(default_factory=QuietTimes)
     changed: anyio.Event = field(default_factory=anyio.Event)
+    draining: anyio.CancelScope | None = None
+    """What the wait for requests is in."""
 
     def wake(self) -> None:
-        """Make the watch look at the wishes now."""
+        """Make the watch look at the wishes now; the drain even in the middle of a look."""
         self.changed.set()
+        if self.draining is not None:
+            self.draining.cancel()
 
 
 @dataclass(slots=True)
@@ -113,6 +125,7 @@ class RunningAttempt:
     release: Release | None = None
     stopped_because: str = ""
     log_tail: tuple[str, ...] = ()
+    drained: Drained | None = None
     shm_before: frozenset[str] = frozenset()
     files_unseen: tuple[str, ...] = ()
     """What could not be seen of what members have in /dev/shm."""
@@ -125,9 +138,9 @@ class RunningAttempt:
         while True:
             verdict = await self.look()
             if self._decides(verdict):
-                return self._settle(verdict)
+                return self.settle(verdict)
             if self.wishes.stop_because or self.wishes.restart:
-                return self._settle(verdict)
+                return self.settle(verdict)
             await self._pause()
 
     async def until_lost(self) -> Verdict:
@@ -136,13 +149,15 @@ class RunningAttempt:
             await self._pause()
             verdict = await self.look()
             if not isinstance(verdict, Ready) and self._decides(verdict):
-                return self._settle(verdict)
+                return self.settle(verdict)
         return self.memory.verdict
 
-    async def look(self) -> Verdict:
-        """Take one sample, judge it, and tell what changed."""
+    async def look(self, *, draining: bool = False) -> Verdict:
+        """Take one sample, judge it, and tell what changed. While draining, no request of our own is added."""
         before = self.memory
-        sample = await self.watcher.take_sample(next_ask(before))
+        ask = next_ask(before)
+        ask = replace(ask, sockets=True, counters=True, canary=False) if draining else ask
+        sample = await self.watcher.take_sample(ask)
         sample = replace(sample, quiet_until=self.wishes.quiet.until(sample.t))
         if before.last is None:
             before = await self._with_lessons(before, sample)
@@ -195,6 +210,7 @@ class RunningAttempt:
             evidence_path=self.evidence_path,
             log_tail=self.log_tail,
             stopped_because=self.stopped_because,
+            drained=self.drained,
         )
 
     async def end(self) -> None:
@@ -224,11 +240,16 @@ class RunningAttempt:
         alive = self.guarded.exit is None or not isinstance(self.settled, Exited)
         self.stopped_because = self._why_stopped()
         if alive:
-            self._tell(Stopping(t=self._now(), attempt=self.number, why=self.stopped_because))
+            why = self.stopped_because
+            self._tell(Stopping(t=self._now(), attempt=self.number, why=why, drained=self.drained))
 
     async def _stop_with_proof(self) -> None:
         limits = self.run.limits
+        within = self.wishes.within
         grace = limits.stop_grace if self.wishes.grace is None else self.wishes.grace
+        if within is not None and (allowed := within.grace(self._now())) < grace:
+            self._tell(Notice(t=self._now(), attempt=self.number, text=within.says("grace", allowed, grace)))
+            grace = allowed
         stopped = await self.guarded.stop(grace=grace)
         release = await self.run.world.prove_release(
             port=self.launch.port,
@@ -241,7 +262,7 @@ class RunningAttempt:
             look_at_port=lambda: self.run.world.look_at_port(self.launch),
             shm_before=self.shm_before,
             files_unseen=self.files_unseen,
-            within=limits.release_within,
+            within=limits.release_within if within is None else within.proof(self._now(), limits.release_within),
             clock=self.run.world.clock,
         )
         release = replace(release, segments=await self._segments_left())
@@ -264,7 +285,8 @@ class RunningAttempt:
             return True
         return isinstance(verdict, (Stuck, Broken, Expired)) and self.run.on_hang == "act"
 
-    def _settle(self, verdict: Verdict) -> Verdict:
+    def settle(self, verdict: Verdict) -> Verdict:
+        """Let this be the verdict with which the watch ended."""
         self.settled, self.settled_at = self._without_secrets(verdict), self._now()
         self.last_movement_at = self.memory.last_movement_at
         self.was_ready = self.was_ready or self.memory.ready_at is not None
@@ -316,7 +338,8 @@ class RunningAttempt:
     async def _keep_evidence(self) -> None:
         if self.settled is None or isinstance(self.settled, Ready):
             return
-        with anyio.move_on_after(EVIDENCE_WITHIN):
+        within = self.wishes.within
+        with anyio.move_on_after(EVIDENCE_WITHIN if within is None else within.evidence(self._now(), EVIDENCE_WITHIN)):
             if not isinstance(self.settled, Exited):
                 await self._look_closely()
                 await self._hear_last_words()

@@ -9,7 +9,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from hangguard.facts import Alters, AppliedChange, Broken, Phase, Release, Stuck, Unseen, Verdict
+from hangguard.facts import (
+    Alters,
+    AppliedChange,
+    Broken,
+    Drained,
+    Phase,
+    Release,
+    Stuck,
+    ToldBy,
+    Unseen,
+    Verdict,
+)
 from hangguard.redact import redact, redact_argv
 
 SCHEMA = 1
@@ -102,11 +113,43 @@ class FallbackChosen(Happened):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Happened):
+    """Requests that are in flight may finish before the stop; told again whenever their number changes."""
+
+    event: ClassVar[str] = "draining"
+    left: int | Unseen
+    by: ToldBy
+    """What is counted: see :class:`~hangguard.Drained`."""
+    at_most: float
+    """Seconds that are left for it."""
+
+    def details(self) -> dict[str, Any]:
+        """Return the number, or why it is unseen; what is counted; and the seconds."""
+        return {**_in_flight(self.left, self.by), "at_most": round(self.at_most, 2)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping(Happened):
     """The server is being stopped."""
 
     event: ClassVar[str] = "stopping"
     why: str = ""
+    drained: Drained | None = None
+    """How the requests in flight ended; ``None``: they were not waited for."""
+
+    def details(self) -> dict[str, Any]:
+        """Return why, and how the drain went."""
+        drained = self.drained
+        if drained is None:
+            return {"why": self.why, "drained": None}
+        how = {"seconds": round(drained.seconds, 2), "ending": drained.ending}
+        return {"why": self.why, "drained": {**how, **_in_flight(drained.left, drained.by)}}
+
+
+def _in_flight(left: int | Unseen, by: ToldBy) -> dict[str, Any]:
+    if isinstance(left, Unseen):
+        return {"left": None, "by": by, "unseen": left.reason}
+    return {"left": left, "by": by, "unseen": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +221,7 @@ Event: TypeAlias = (
     | PhaseChanged
     | VerdictChanged
     | FallbackChosen
+    | Draining
     | Stopping
     | Released
     | BecameReady

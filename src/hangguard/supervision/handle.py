@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from types import TracebackType
 
@@ -21,12 +22,13 @@ from hangguard.facts import (
     Stuck,
 )
 from hangguard.supervision.announcer import Subscription
-from hangguard.supervision.attempt import RunningAttempt
+from hangguard.supervision.attempt import NO_DRAIN, RunningAttempt
 from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.interrupts import holding_interrupts
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.run import Run
 from hangguard.supervision.serve import Story, serve
+from hangguard.supervision.stop_within import StopWithin
 
 
 class AsyncServer:
@@ -105,13 +107,23 @@ class AsyncServer:
             await self._story.over.wait()
         return self.returncode
 
-    async def stop(self) -> Release | None:
+    async def stop(self, *, drain: float | None = None) -> Release | None:
         """Stop the server and everything of it; return the proof.
 
-        Raises :class:`~hangguard.errors.LeftBehind` when something of it cannot be ended.
+        ``drain``: seconds for which requests that are in flight may finish before. Nobody is signalled meanwhile, and
+        new requests are still taken: send them elsewhere first. It ends at once when nobody is in flight, when the
+        server hangs or ends, and with another stop without it, a cancellation of this call, or the end of the block.
+        How it ended stands in ``attempt.drained``.
+
+        Raises :class:`ValueError` for seconds that are negative or not finite, and
+        :class:`~hangguard.errors.LeftBehind` when something of it cannot be ended.
         """
-        self._ask_to_stop(None)
-        await self._story.over.wait()
+        self._ask_to_stop(None, drain=_seconds(drain))
+        try:
+            await self._story.over.wait()
+        except BaseException:
+            self._end_drain()  # whoever gives up waiting for the stop does not wait for requests either
+            raise
         if self._failure is not None and not isinstance(self._failure, ServerLost):
             raise self._failure
         return self._story.history[-1].release
@@ -170,17 +182,24 @@ class AsyncServer:
 
     # ------------------------------------------------------------------------------------ below
 
-    def _ask_to_stop(self, grace: float | None) -> None:
+    def _ask_to_stop(self, grace: float | None, *, drain: float = 0.0) -> None:
         self._check_process()
         wishes = self._story.wishes
+        until = self._story.run.world.clock() + drain if drain else NO_DRAIN
+        wishes.drain_until = min(until, wishes.drain_until) if wishes.stop_because else until
         wishes.stop_because = wishes.stop_because or "asked"
         if grace is not None:
             wishes.grace = grace
             self._hurry()
         wishes.wake()
 
+    def _end_drain(self) -> None:
+        self._story.wishes.drain_until = NO_DRAIN
+        self._story.wishes.wake()
+
     def _hurry(self) -> None:
-        """End the grace of a stop that is under way, not its proof."""
+        """End the drain and the grace of a stop that is under way, not its proof. Wakes nobody: for any thread."""
+        self._story.wishes.drain_until = NO_DRAIN
         self._story.wishes.grace = 0.0
         if self._story.now is not None:
             self._story.now.guarded.hurry()
@@ -271,8 +290,22 @@ class AsyncSupervision:
         """Return where the server's output of an attempt goes; ``None``: this run has no folder."""
         return self._run.folder.file(f"attempt-{attempt}.log")
 
+    def ask_to_drain(self, seconds: float) -> bool:
+        """Ask for a stop that lets requests finish first; say whether there is a server that serves any."""
+        server = self._server
+        if server is None or server._failure is not None or not server._story.ready.is_set():  # noqa: SLF001
+            return False
+        server._ask_to_stop(None, drain=seconds)  # noqa: SLF001 - the two are one
+        return True
+
+    def end_within(self, seconds: float) -> None:
+        """Let every stop from now on be over within so many seconds: drain, grace, kill and proof."""
+        if self._server is not None:
+            story = self._server._story  # noqa: SLF001 - the two are one
+            story.wishes.within = StopWithin(seconds=seconds, ends=self._run.world.clock() + seconds)
+
     def hurry(self) -> None:
-        """End the grace of a stop that is under way, not its proof. Safe from any thread."""
+        """End the drain and the grace of a stop that is under way, not its proof. Safe from any thread."""
         if self._server is not None:
             self._server._hurry()  # noqa: SLF001 - the two are one
 
@@ -324,6 +357,16 @@ class AsyncSupervision:
                     await self._run.announcer.aclose()
             finally:
                 self._told.set()
+
+
+def _seconds(drain: float | None) -> float:
+    if drain is None:
+        return 0.0
+    is_number = isinstance(drain, (int, float)) and not isinstance(drain, bool)
+    if not is_number or not 0.0 <= drain < math.inf:
+        msg = f"stop(drain=) must be a number of seconds, zero or more and finite, not {drain!r}"
+        raise ValueError(msg)
+    return drain
 
 
 def left_elsewhere() -> RuntimeError:

@@ -22,6 +22,7 @@ from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
 from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting, on_a_fresh_port
+from hangguard.supervision.drain import drain
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
 from hangguard.supervision.retry import budget
 from hangguard.supervision.run import Run
@@ -102,6 +103,7 @@ async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, .
                 _tell_ready(story, attempt)
                 await attempt.remember_good_start()
                 await attempt.until_lost()
+                await drain(attempt)
     finally:
         if story.now is not None:
             story.history = (*story.history, story.now.record())

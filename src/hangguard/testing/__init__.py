@@ -32,6 +32,7 @@ def little_server_command(
     hold_mb: int = 32,
     phase_seconds: float = 0.4,
     jit_seconds: float = 0.0,
+    token_seconds: float = 0.01,
     deadlock_at_capture: bool = False,
     faults: tuple[tuple[FaultPhase, str], ...] = (),
     fault_rank: int | None = None,
@@ -73,6 +74,7 @@ def little_server_command(
     values: tuple[tuple[str, object, object], ...] = (
         ("--api-key", api_key, None),
         ("--jit-seconds", jit_seconds, 0.0),
+        ("--token-seconds", token_seconds, 0.01),
         ("--fault-rank", fault_rank, None),
         ("--fault-after", fault_after, 1),
         ("--cured-by", cured_by, None),

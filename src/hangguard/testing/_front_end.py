@@ -9,6 +9,7 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Generator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -43,6 +44,21 @@ class Ranks:
             self._count(running=-1, decoded=length if made is not None else 0)
             return made
 
+    def stream(self, prompt: str, length: int, pause: float) -> Generator[str, None, None]:
+        """Yield one word at a time, each made by the workers; other requests get their turns between two."""
+        self._count(running=1, prefilled=len(prompt.split()))
+        try:
+            for position in range(length):
+                with self._free:
+                    made = self._generate(f"{prompt}|{position}", 1, warm_up=False, decode=position > 0)
+                if made is None:
+                    return
+                self._count(decoded=1)
+                yield made[0]
+                time.sleep(pause)
+        finally:
+            self._count(running=-1)
+
     def _count(self, *, queued: int = 0, running: int = 0, prefilled: int = 0, decoded: int = 0) -> None:
         with self._counting:
             self.queued += queued
@@ -61,10 +77,12 @@ class Ranks:
         threading.Thread(target=ask, name="health", daemon=True).start()
         return answered.wait(within)
 
-    def _generate(self, prompt: str, length: int, *, warm_up: bool) -> tuple[str, list[float]] | None:
+    def _generate(
+        self, prompt: str, length: int, *, warm_up: bool, decode: bool = False
+    ) -> tuple[str, list[float]] | None:
         try:
             for scheduler in self._schedulers:
-                scheduler.send({"prompt": prompt, "length": length, "warm_up": warm_up})
+                scheduler.send({"prompt": prompt, "length": length, "warm_up": warm_up, "decode": decode})
             shares = [scheduler.receive() for scheduler in self._schedulers]
             if None in shares:
                 return None
@@ -191,6 +209,24 @@ class _Handler(BaseHTTPRequestHandler):
             body = None
         self._respond(body if isinstance(body, dict) else {})
 
+    def _stream(self, body: dict[str, object]) -> None:
+        """Send the tokens as they are made, as server-sent events; the end of the connection is the end."""
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        options, length = self.server.options, int(str(body.get("max_tokens", 16)))
+        words = self.server.ranks.stream(str(body.get("prompt", "")), length, options.token_seconds)
+        sent = 0
+        try:
+            for sent, word in enumerate(words, start=1):  # noqa: B007 - how many there were
+                self.wfile.write(b"data: " + json.dumps({"choices": [{"text": f"{word} "}]}).encode() + b"\n\n")
+            if sent == length:  # fewer: a worker is gone
+                self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            words.close()  # the client is gone: so is his request
+
     def _respond(self, body: dict[str, object]) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics" and self.server.options.enable_metrics:  # SGLang asks for no key here
@@ -200,6 +236,9 @@ class _Handler(BaseHTTPRequestHandler):
         # SGLang lets the health routes pass without the key
         if key and path != "/health" and self.headers.get("Authorization") != f"Bearer {key}":
             status, content = 401, {"error": "Unauthorized"}
+        elif path == "/v1/completions" and body.get("stream"):
+            self._stream(body)
+            return
         else:
             status, content = self.server.answer(self.command, path, body)  # type: ignore[assignment]
         self._send(status, "application/json", json.dumps(content).encode())

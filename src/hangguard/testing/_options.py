@@ -47,6 +47,7 @@ class Options:
     hold_mb: int
     phase_seconds: float
     jit_seconds: float
+    token_seconds: float
     faults: tuple[Fault, ...]
     fault_rank: int | None
     fault_after: int
@@ -98,6 +99,7 @@ def read_options(argv: list[str]) -> Options:
         hold_mb=given.hold_mb,
         phase_seconds=given.phase_seconds,
         jit_seconds=given.jit_seconds,
+        token_seconds=given.token_seconds,
         faults=tuple(faults),
         fault_rank=given.fault_rank,
         fault_after=given.fault_after,
@@ -207,6 +209,7 @@ def _add_habits(parser: argparse.ArgumentParser) -> None:
     add("--hold-mb", type=int, default=32, help="memory held by each worker, really touched")
     add("--phase-seconds", type=float, default=0.4, help="duration of each phase of the start")
     add("--jit-seconds", type=float, default=0.0, help="compile silently in a child for so long")
+    add("--token-seconds", type=float, default=0.01, help="duration of each token of a stream")
     add("--shallow-health", action="store_true", help="/health is 200 without asking a worker, as in vLLM")
     add("--ignore-term", action="store_true", help="no process of the server minds SIGTERM")
     add("--orphans", action="store_true", help="workers outlive the main process")

@@ -156,12 +156,12 @@ class Scheduler:
         if request.get("warm_up"):
             self._fault("warm-up")
             self._work(self._seconds)
-        else:
+        elif not request.get("decode"):
             self._served += 1
             if self._served >= self._options.fault_after:
                 self._fault("serving")
         prompt, length = str(request["prompt"]), int(str(request["length"]))
-        if self._options.rank == 0:
+        if self._options.rank == 0 and not request.get("decode"):
             self._log(
                 f"Prefill batch, #new-seq: 1, #new-token: {len(prompt.split())}, #cached-token: 0, "
                 "token usage: 0.00, #running-req: 0, #queue-req: 0, #pending-token: 0, cuda graph: True, "
