@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from making import BUSY, CORE, MIB, NEVER, Member, Story, first, frames, gpu, rules, seen, watch
+from making import API, BUSY, CORE, MIB, NEVER, Member, Story, first, frames, gpu, rules, seen, watch
 
-from hangguard.facts import NOT_ASKED, Limits, Reply, ThreadStack, Unseen
+from hangguard.facts import NOT_ASKED, IdlePlace, Limits, Listener, Port, Reply, ThreadStack, Unseen
 from hangguard.judge import assess, next_ask
 
 LOADED_AT = 1022.0
@@ -581,3 +581,31 @@ def test_a_known_heartbeat_is_no_news_even_the_first_time():
 
 def test_a_channel_that_the_kernel_does_not_tell_is_said_so():
     assert "the kernel does not tell" in watch(seed().moves_to(102, channel="").goes(20).samples)[-1].verdict.why
+
+
+# ------------------------------------------------------------------------------------ a watcher that is late
+
+
+UP_AND_UNASKED = ("wait threading.py", "get queue.py", "run_busy_loop core.py")
+
+
+def up_and_unasked(*at, listener, seconds):
+    """Every worker waits for work, and the request of the watcher does not come: a starved machine starves it too."""
+    places = (IdlePlace(loop="run_busy_loop", inside="get|wait"),)
+    told = Story().goes(22, **BUSY).moves_to(CORE.pid, *at).goes(seconds)
+    port = Port(port=8000, listener=listener)
+    return watch([replace(sample, port=port) for sample in told.samples], rules(idle_places=places))
+
+
+def test_a_server_that_listens_and_waits_for_work_is_not_stuck_because_it_was_not_asked_yet():
+    listener = Listener(pid=API.pid, title=API.title, ours=True)
+    assert "stuck" not in seen(up_and_unasked(*UP_AND_UNASKED, listener=listener, seconds=100))
+    assert (
+        first(up_and_unasked(*UP_AND_UNASKED, listener=listener, seconds=140), "stuck").verdict.confidence == "medium"
+    )
+
+
+def test_but_it_is_where_nobody_listens_or_a_worker_waits_for_something_else():
+    listener = Listener(pid=API.pid, title=API.title, ours=True)
+    assert "stuck" in seen(up_and_unasked(*UP_AND_UNASKED, listener=None, seconds=20))
+    assert "stuck" in seen(up_and_unasked("acquire lock.py", "run_busy_loop core.py", listener=listener, seconds=20))

@@ -27,7 +27,7 @@ def words(tp=2):
 
 
 async def rows(command=None, **options):
-    found = await apreflight(command or words(), **options)
+    found = await apreflight(command or words(), **{"within": 60, **options})
     return found, {check.what: check for check in found.checks}
 
 

@@ -142,7 +142,18 @@ def _doubt(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> str:
         return f"the GPUs cannot be seen ({sample.gpus.reason})"
     if memory.boards.is_busy is None:
         return f"GPU utilisation cannot be seen ({'; '.join(memory.boards.unseen)})"
+    if _waits_for_a_question(memory, sample):
+        return "somebody listens, its workers wait for work, and a question of ours may still be on its way"
     return may_wake_by_itself(memory.agreement.stacks, able, memory.rules, ours=waits_for_ours(memory))
+
+
+def _waits_for_a_question(memory: Memory, sample: Sample) -> bool:
+    """Whether the server may be up and unasked: on a starved machine the watcher is late as well, by many seconds."""
+    listens = isinstance(sample.port, Port) and sample.port.listener is not None
+    if not listens or memory.tree is None:
+        return False
+    workers, sites = working_members(memory.tree, memory.rules), _sites(memory)
+    return bool(workers) and all(_is(sites.get(worker.identity), "work") for worker in workers)
 
 
 # ---------------------------------------------------------------------------------------------------- hot
