@@ -24,7 +24,10 @@ NEEDS_THE_REPOSITORY = {"test_layers.py", "test_docs.py"}
 """Unit tests that are about the repository, not about the dependencies: they run in ``tests`` only."""
 
 
-TIMELINES = ("boards", "busy", "h200", "h200x2", "look_alikes", "properties", "replay", "serving", "shapes", "story")
+TIMELINES = (
+    *("boards", "busy", "checks", "h200", "h200x2", "look_alikes", "properties", "replay", "serving", "shapes"),
+    *("story", "waiting"),
+)
 """Timelines judged sample by sample: pure, and the same on every Python, so they run in ``tests`` only."""
 
 
