@@ -17,6 +17,8 @@ nox.options.sessions = ["lint", "docs", "package", "unit", "tests"]
 HERE = Path(__file__).parent
 AT_ONCE = ("-n", "4", "--dist", "worksteal")
 """Most tests wait for real processes more than they compute."""
+PURE_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+"""Those of the unit part only compute."""
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 LOWEST = SUPPORTED[0]
 TESTED = "3.11"
@@ -102,7 +104,7 @@ def unit(session: nox.Session, version: str, resolution: str) -> None:
     install(session, "test", resolution=resolution)
     top = [str(p.relative_to(HERE)) for p in sorted(HERE.glob("tests/test_*.py")) if p.name not in NEEDS_THE_REPOSITORY]
     without = [f"--ignore=tests/judge/test_{name}.py" for name in TIMELINES]
-    words = (*without, "-m", "not long", "-q", *AT_ONCE, *session.posargs)
+    words = (*without, "-m", "not long", "-q", *PURE_AT_ONCE, *session.posargs)
     session.run("pytest", "tests/judge", "tests/engines", *top, *words)
 
 
