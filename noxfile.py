@@ -88,7 +88,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[TESTED])
 def long(session: nox.Session) -> None:
-    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. CI runs it too."""
+    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. Not in CI."""
     install(session, "test", "lint")
     session.run("pytest", "tests", "-m", "long", "-n", "3", "--dist", "loadfile", *session.posargs)
 
