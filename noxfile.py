@@ -17,6 +17,8 @@ nox.options.sessions = ["lint", "docs", "package", "unit", "tests"]
 HERE = Path(__file__).parent
 AT_ONCE = ("-n", "4", "--dist", "worksteal")
 """Most tests wait for real processes more than they compute."""
+PURE_AT_ONCE = ("-n", "2", "--dist", "worksteal")
+"""Those of the unit part only compute."""
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 LOWEST = SUPPORTED[0]
 TESTED = "3.11"
@@ -24,7 +26,10 @@ NEEDS_THE_REPOSITORY = {"test_layers.py", "test_docs.py"}
 """Unit tests that are about the repository, not about the dependencies: they run in ``tests`` only."""
 
 
-TIMELINES = ("boards", "busy", "h200", "h200x2", "look_alikes", "properties", "replay", "serving", "shapes", "story")
+TIMELINES = (
+    *("boards", "busy", "checks", "h200", "h200x2", "look_alikes", "properties", "replay", "serving", "shapes"),
+    *("story", "waiting"),
+)
 """Timelines judged sample by sample: pure, and the same on every Python, so they run in ``tests`` only."""
 
 
@@ -83,7 +88,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[TESTED])
 def long(session: nox.Session) -> None:
-    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. CI runs it too."""
+    """What takes minutes: every state as a real program, hundreds of timelines, all Pythons. Not in CI."""
     install(session, "test", "lint")
     session.run("pytest", "tests", "-m", "long", "-n", "3", "--dist", "loadfile", *session.posargs)
 
@@ -99,7 +104,7 @@ def unit(session: nox.Session, version: str, resolution: str) -> None:
     install(session, "test", resolution=resolution)
     top = [str(p.relative_to(HERE)) for p in sorted(HERE.glob("tests/test_*.py")) if p.name not in NEEDS_THE_REPOSITORY]
     without = [f"--ignore=tests/judge/test_{name}.py" for name in TIMELINES]
-    words = (*without, "-m", "not long", "-q", *AT_ONCE, *session.posargs)
+    words = (*without, "-m", "not long", "-q", *PURE_AT_ONCE, *session.posargs)
     session.run("pytest", "tests/judge", "tests/engines", *top, *words)
 
 

@@ -23,7 +23,7 @@ LONG = frozenset(
         # Dozens of whole launches: as somebody uses it, interrupts it, writes it down wrongly.
         "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_preflight.py", "test_use.py",
         # Calls into the driver that never return, each until its deadline.
-        "test_faults.py",
+        "test_faults.py", "test_preflight_gpus.py",
         # A gigabyte, really written.
         "test_log_gigabyte.py",
     }

@@ -128,7 +128,23 @@ def test_whoever_has_a_lease_on_it_is_not_disturbed(left):
     with holding(code, left) as process:
         removal = remove(left)
         assert (removal.answer, removal.why) == ("busy", "somebody has a lease on it")
-        assert process.poll() is None  # SIGIO, which the kernel sends to a holder whose lease is broken, ends him
+        # An open alone, also one that fails, would have the kernel break it, and SIGIO end its holder.
+        assert [line.split()[1:3] for line in leases_on(left)] == [["LEASE", "ACTIVE"]]
+        assert process.poll() is None
+
+
+def leases_on(path):
+    return [line for line in Path("/proc/locks").read_text().splitlines() if f":{path.stat().st_ino} " in line]
+
+
+def test_where_leases_cannot_be_listed_the_file_is_not_even_opened(left, monkeypatch):
+    def unreadable(path, *_, **__):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(_lease, "open", unreadable, raising=False)
+    removal = remove(left)
+    assert (removal.answer, removal.why) == ("unknown", "Permission denied")
+    assert left.exists()
 
 
 @contextmanager

@@ -84,6 +84,7 @@ def all_killed(users):
         return [future.result() for future in [pool.submit(run) for run in users]]
 
 
+@pytest.mark.long
 def test_at_ten_random_points_of_start_up_and_serving(tmp_path, bystander):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

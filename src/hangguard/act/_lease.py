@@ -35,6 +35,7 @@ PRIVATE = ".hangguard-"
 BUSY_FOR = 0.5
 """Seconds in which a file that somebody has is asked for again: whoever reads it in passing is soon done."""
 OTHER = "another file has this name now"
+LEASED = "somebody has a lease on it"
 UNASKED = "there was no time to ask"
 
 
@@ -194,7 +195,7 @@ def _carry_out(path: str, step: Callable[[int, str, Removal], None]) -> Removal:
 
 def _remove_file(folder: int, name: str, meant: FileId, removal: Removal, *, really: bool) -> None:
     _check(_look(folder, name), meant, stat.S_ISREG)  # before it is opened: a device may act on that alone
-    file = _open(folder, name)
+    file = _open(folder, name, meant[1])
     try:
         found = os.fstat(file)
         _check(found, meant, stat.S_ISREG)
@@ -226,13 +227,31 @@ def _check(found: os.stat_result, meant: FileId, is_of_kind: Callable[[int], boo
         raise _Stop("refused", f"it has {found.st_nlink} names")
 
 
-def _open(folder: int, name: str) -> int:
-    # O_NONBLOCK: where somebody has a lease on it, an open would wait for up to 45 s (lease-break-time).
+def _open(folder: int, name: str, inode: int) -> int:
+    # An open breaks the lease that somebody has, also one that fails because of it (fs/open.c, do_dentry_open), and the
+    # signal of that, SIGIO, ends a holder who did not choose another: so it is looked for first.
+    if _has_leaseholder(inode):
+        raise _Stop("busy", LEASED)
+    # O_NONBLOCK: where somebody took one at this moment, an open would wait for up to 45 s (lease-break-time).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=folder)
     except BlockingIOError:
-        raise _Stop("busy", "somebody has a lease on it") from None
+        raise _Stop("busy", LEASED) from None
+
+
+def _has_leaseholder(inode: int) -> bool:
+    """Whether the kernel lists a lease on a file of this number; on which device is not asked, to err on the safe side.
+
+    A line is ``1: LEASE  ACTIVE    READ  3361 00:1f:12345 0 EOF`` (proc_locks(5)). Those of other pid namespaces are
+    not listed.
+    """
+    with open("/proc/locks", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        for line in file:
+            kind, _, place = line.partition(":")[2].partition("LEASE")
+            if not kind.strip(" ->") and f":{inode} " in place:
+                return True
+    return False
 
 
 # ------------------------------------------------------------------------------------------- leases

@@ -18,6 +18,8 @@ from hangguard.observe.stacks import find_py_spy, take_stacks
 
 FAREWELL = 2.0
 """Seconds in which a guardian without a server ends by itself once it is alone; it takes milliseconds."""
+_LOOKS, _APART = 20, 0.005
+"""A tenth of a second in all: a guardian that has answered has nothing more to do, and sleeps."""
 
 
 async def try_guardian(*, within: float) -> GuardianTrial:
@@ -74,13 +76,22 @@ async def _look_at(link: Link, *, within: float) -> GuardianTrial:
 
 
 def _seen_as_process(pid: int, started: int) -> tuple[Process, str | Unseen, str]:
-    stat = procfs.read_stat(f"/proc/{pid}/stat")
-    try:
-        channel: str | Unseen = procfs.read_bytes(f"/proc/{pid}/wchan", 256).decode(errors="replace").strip("\0\n")
-    except OSError as problem:
-        channel = Unseen(f"wchan: {problem.strerror or os.strerror(problem.errno or 0)}")
+    stat, channel = procfs.read_stat(f"/proc/{pid}/stat"), _channel_of(pid)
     process = Process(
         pid=pid, started=started, parent=stat.parent, title="guardian", name=stat.name, state=stat.state, threads=1,
         cpu_seconds=0.0, reaped_cpu_seconds=0.0, minor_faults=0, major_faults=0, rss_bytes=0,
     )  # fmt: skip
-    return process, "" if channel == "0" else channel, find_py_spy() or ""
+    return process, channel, find_py_spy() or ""
+
+
+def _channel_of(pid: int) -> str | Unseen:
+    """Return where in the kernel it sleeps; empty: that is never told. While it runs it is nowhere: asked again."""
+    for _ in range(_LOOKS):
+        try:
+            channel = procfs.read_bytes(f"/proc/{pid}/wchan", 256).decode(errors="replace").strip("\0\n")
+        except OSError as problem:
+            return Unseen(f"wchan: {problem.strerror or os.strerror(problem.errno or 0)}")
+        if channel != "0":
+            return channel
+        time.sleep(_APART)  # in the lane's own thread
+    return ""

@@ -153,9 +153,9 @@ def _is_missed(memory: Memory, tree: Tree, member: Departed) -> bool:
     """Whether the engine names it, it did not end with 0, and nobody took its place.
 
     Those are its workers, and what else gave itself a title (SGLang's detokenizer: a server without one answers
-    nobody, sglang#21471). Children between fork and exec bear the title of their parent: one that was seen only once
-    is none of them. Where the engine names no workers, a program that has answered may have lost a helper that it
-    can do without: there only a death by a signal before it was ready counts.
+    nobody, sglang#21471). Children between fork and exec bear the title of their parent: one that was seen only once,
+    under that, is none of them. Where the engine names no workers, a program that has answered may have lost a helper
+    that it can do without: there only a death by a signal before it was ready counts.
     """
     if member.exit_code == 0 or member.title == "" or matches(TRACKERS, member.title):
         return False
