@@ -24,8 +24,8 @@ LONG = frozenset(
         "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_preflight.py", "test_use.py",
         # Calls into the driver that never return, each until its deadline.
         "test_faults.py", "test_preflight_gpus.py",
-        # A gigabyte, really written.
-        "test_log_gigabyte.py",
+        # A gigabyte, really written; requests that are let finish, for as long as they take.
+        "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
     }
 )  # fmt: skip
 """Files of the long suite (``nox -s long``): five minutes on two cores, and for a machine without other servers."""

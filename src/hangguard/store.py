@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -18,6 +19,7 @@ import platformdirs
 
 from hangguard.redact import clean_text, redact
 
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
 MARKER = ".hangguard-run"
 """The file by which a run's folder is known as one. Locked for as long as its run can still be asked for anything."""
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from hangguard.facts import Unseen
 from hangguard.observe.lane import Lane
-from hangguard.store import MARKER, RunFolder, mark_of
+from hangguard.run_state import STATE
+from hangguard.store import MARKER, RUN_ID, RunFolder, mark_of
 
 log = logging.getLogger("hangguard")
 
@@ -31,12 +32,12 @@ MOST_BYTES = 2 << 30
 WITHIN = 2.0
 """Seconds that a start waits for the disk; what takes longer goes on in its thread."""
 
-_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
 _EVIDENCE = re.compile(r"attempt-\d+\.evidence\.json", re.ASCII)
 _LOCKED = re.compile(rf"{re.escape(MARKER)}|lock|attempt-\d+\.log", re.ASCII)
 WRITTEN = (
     _EVIDENCE,
     _LOCKED,
+    re.compile(re.escape(STATE)),
     re.compile(r"\..+\.part-\d+-[0-9a-f]{8}", re.ASCII),  # of write_private, whose writer was killed
 )
 """What runs write. A folder with anything else in it is left alone: somebody keeps something there."""
@@ -67,7 +68,7 @@ def delete_in(
         status = os.fstat(base)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             return ()  # others could put something here that looks like ours
-        names = sorted(filter(_RUN.fullmatch, _listed(base)), reverse=True)
+        names = sorted(filter(RUN_ID.fullmatch, _listed(base)), reverse=True)
         runs = [run for name in names if (run := _look(base, name)) is not None]
         return tuple(run.name for run in _too_many(runs, newest, newest_bad, most_bytes) if _delete(base, run.name))
 

@@ -176,7 +176,8 @@ class Guarded:
         self._clock = clock
         self._remembered: set[Identity] = set()
         self._files: dict[tuple[Any, ...], held.Plain] = {}
-        self._files_before: frozenset[tuple[int, int]] = frozenset()
+        self.shm_before: frozenset[tuple[int, int]] = frozenset()
+        """(device, inode) of what lay in /dev/shm before the launch."""
         self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
@@ -199,6 +200,11 @@ class Guarded:
     def members(self) -> frozenset[Identity]:
         """Return every member that was ever seen, living or dead."""
         return frozenset(self._remembered)
+
+    @property
+    def files(self) -> tuple[HeldFile, ...]:
+        """Return what members were seen to have, and could leave."""
+        return tuple(HeldFile(**file) for file in self._files.values())
 
     async def wait_exit(self) -> Exit:
         """Wait until the launched process has ended."""
@@ -224,7 +230,7 @@ class Guarded:
         see :func:`hangguard.held.may_be_left`.
         """
         self._check_owner()
-        plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self._files_before)}
+        plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self.shm_before)}
         new = [file for key, file in plain.items() if key not in self._files]
         gone = [file for key, file in self._files.items() if key not in plain]
         self._files = plain
@@ -319,7 +325,7 @@ class Guarded:
             raise _refusal(answer)
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
-        self._files_before = frozenset((device, inode) for device, inode in answer["before"])
+        self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
         self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
@@ -493,7 +499,7 @@ class Guarded:
         if isinstance(done, Unseen) and not look.skip(done.reason):
             look.left_out.append(done.reason)
         for file in look.found:
-            if held.may_be_left(file, self._files_before):
+            if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file
         return tuple(look.left_out[:16])
 

@@ -67,6 +67,11 @@ from hangguard.facts.known import Timer as Timer
 from hangguard.facts.known import Unseen as Unseen
 from hangguard.facts.known import WaitsFor as WaitsFor
 from hangguard.facts.known import WaitSite as WaitSite
+from hangguard.facts.runs import FoundRun as FoundRun
+from hangguard.facts.runs import Identity as Identity
+from hangguard.facts.runs import Place as Place
+from hangguard.facts.runs import RunState as RunState
+from hangguard.facts.runs import Stage as Stage
 from hangguard.facts.seen import NOT_ASKED as NOT_ASKED
 from hangguard.facts.seen import Ask as Ask
 from hangguard.facts.seen import Communicator as Communicator

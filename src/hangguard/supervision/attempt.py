@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -52,6 +52,7 @@ from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, 
 from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
 from hangguard.supervision.last_words import hear_last_words
 from hangguard.supervision.log_cap import LogCap
+from hangguard.supervision.notes import FIRST_WITHIN
 from hangguard.supervision.quiet import QuietTimes
 from hangguard.supervision.run import Guard, Run, Watcher
 from hangguard.supervision.stop_within import StopWithin
@@ -168,6 +169,7 @@ class RunningAttempt:
         self._note_files(sample)
         self.gpus.note(sample.gpus, {pid for pid, _ in self.guarded.members})
         self._tell_changes(before, sample.t)
+        await self._note_state()
         return self.memory.verdict
 
     def _note_files(self, sample: Sample) -> None:
@@ -177,6 +179,26 @@ class RunningAttempt:
             self.guarded.remember_files(files.files)
         unseen = files.left_out if isinstance(files, HeldFiles) else (files.reason,) if files != NOT_ASKED else ()
         self.files_unseen = tuple(dict.fromkeys((*self.files_unseen, *unseen)))[-8:]
+
+    async def _note_state(self, **changed: Any) -> None:
+        """Have the state file say what is known now: all that somebody needs who comes after the end of everybody."""
+        verdict, phases = self.memory.verdict, self.memory.phases
+        before = self.gpus.before
+        await self.run.notes.note(
+            members=tuple(sorted(self.guarded.members)),
+            files=self.guarded.files,
+            gpus_before=()
+            if isinstance(before, Unseen)
+            else tuple((gpu.uuid, gpu.memory_used_bytes) for gpu in before if isinstance(gpu.memory_used_bytes, int)),
+            verdict=verdict.verdict,
+            kind=verdict.kind,
+            phase=phases[-1][0] if phases else "",
+            **changed,
+        )
+
+    async def note_ready(self) -> None:
+        """Have the state file say that it has answered."""
+        await self._note_state(stage="ready", url=self.launch.url)
 
     async def _with_lessons(self, memory: Memory, first: Sample) -> Memory:
         """Lengthen the patience by what good starts of the same kind have taught; the GPUs are known only now."""
@@ -223,6 +245,7 @@ class RunningAttempt:
             try:
                 await self._keep_evidence()
                 self._announce_stop()
+                await self._note_state(stage="stopping")
                 await self._stop_with_proof()
             except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
                 self.wishes.grace = 0.0
@@ -268,6 +291,9 @@ class RunningAttempt:
         release = replace(release, segments=await self._segments_left())
         self.log_tail = self._without_secrets(await read_tail(self.log_path))
         self._tell_release(release)
+        exit_ = self.guarded.exit
+        code = exit_.code if exit_ is not None and isinstance(exit_.code, int) else None
+        await self._note_state(exit_code=code, left_behind=release.left_behind)
 
     async def _segments_left(self) -> tuple[SharedSegment, ...] | Unseen:
         now = await self.run.world.list_segments()
@@ -408,6 +434,12 @@ async def attempting(
     shm_before, segments_before = names_in_shm(), await world.list_segments()
     started_at = world.clock()
     log_path = run.folder.file(f"attempt-{number}.log")
+    await run.notes.note(
+        **(_NOTHING_LAUNCHED | _where(launch)),
+        attempt=number,
+        changes=tuple(change.change for change in changes),
+        within=FIRST_WITHIN,
+    )
     async with world.guarded(
         argv=launch.argv,
         env=run.environment(launch),
@@ -420,6 +452,14 @@ async def attempting(
         port=launch.port or None,
         clock=world.clock,
     ) as guarded:
+        await run.notes.note(
+            guardian=(guarded.guardian_pid, guarded.guardian_started),
+            root=(guarded.pid, guarded.started),
+            members=((guarded.pid, guarded.started),),
+            log_id=guarded.log_id,
+            shm_before=tuple(sorted(guarded.shm_before)),
+            within=FIRST_WITHIN,
+        )
         run.announcer.tell(Launched(t=world.clock(), attempt=number, pid=guarded.pid, argv=launch.argv))
         async with world.observe(target_of(run, launch, guarded, log_path)) as watcher:
             attempt = RunningAttempt(
@@ -441,6 +481,28 @@ async def attempting(
                 yield attempt
             finally:
                 await attempt.end()
+
+
+_NOTHING_LAUNCHED: dict[str, Any] = {
+    "stage": "starting",
+    "guardian": None,
+    "root": None,
+    "log_id": None,
+    "exit_code": None,
+    "members": (),
+    "shm_before": (),
+    "files": (),
+    "gpus_before": (),
+    "left_behind": (),
+    "verdict": "",
+    "kind": "",
+    "phase": "",
+}
+"""What the state file says before an attempt: nothing of the one before it."""
+
+
+def _where(launch: Launch) -> dict[str, Any]:
+    return {"url": launch.url, "host": launch.host, "port": launch.port, "socket_path": launch.socket_path}
 
 
 def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) -> Target:

@@ -354,9 +354,16 @@ class AsyncSupervision:
         finally:
             try:
                 with anyio.CancelScope(shield=True):
+                    await self._run.notes.end(_outcome(server._failure))  # noqa: SLF001
                     await self._run.announcer.aclose()
             finally:
                 self._told.set()
+
+
+def _outcome(failure: BaseException | None) -> str:
+    if failure is None:
+        return "stopped as asked"
+    return f"{type(failure).__name__}: {failure}".partition("\n")[0]
 
 
 def _seconds(drain: float | None) -> float:

@@ -23,6 +23,7 @@ from hangguard.observe.unix_sockets import who_listens_at
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer
 from hangguard.supervision.lessons import note_good_start, patience_learned
+from hangguard.supervision.notes import Notes
 from hangguard.supervision.retry import Retry
 
 LOOK_WITHIN = 5.0
@@ -52,6 +53,10 @@ class Guard(Protocol):
         """The process that started it."""
 
     @property
+    def guardian_started(self) -> int:
+        """Its start time in clock ticks since boot."""
+
+    @property
     def guardian_alive(self) -> bool:
         """Whether that one still lives."""
 
@@ -62,6 +67,14 @@ class Guard(Protocol):
     @property
     def members(self) -> frozenset[tuple[int, int]]:
         """Everybody who was ever seen to belong to it: (pid, start time)."""
+
+    @property
+    def files(self) -> tuple[HeldFile, ...]:
+        """What members were seen to have in /dev/shm and as named sockets, and could leave."""
+
+    @property
+    def shm_before(self) -> frozenset[tuple[int, int]]:
+        """(device, inode) of what lay in /dev/shm before the launch."""
 
     def remember(self, identities: Iterable[tuple[int, int]]) -> None:
         """Note members that a sample has seen."""
@@ -149,6 +162,8 @@ class Run:
     """What the log of one attempt may take of the disk; ``None``: no bound."""
     folder: RunFolder
     announcer: Announcer
+    notes: Notes = field(default_factory=Notes)
+    """The state file; by default there is none."""
     ras_port: int = 28028
     """Where NCCL's RAS thread shall answer. With ``pristine`` NCCL is not told."""
     world: World = field(default_factory=World)

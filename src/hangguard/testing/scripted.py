@@ -109,7 +109,8 @@ class ScriptedGuarded:
 
     def __init__(self, script: Script, *, clock: Clock) -> None:
         self.pid, self.started = WORKER
-        self.guardian_pid = 5000
+        self.guardian_pid, self.guardian_started = 5000, 1
+        self.shm_before: frozenset[tuple[int, int]] = frozenset()
         self.log_id: tuple[int, int] | None = None
         self.members: frozenset[tuple[int, int]] = frozenset({WORKER})
         self.stops: list[float] = []
