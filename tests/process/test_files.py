@@ -30,6 +30,7 @@ from hangguard.act.files import clear_files
 from hangguard.facts import NOT_ASKED, Ask, HeldFiles, Tree, Unseen
 from hangguard.observe import Shared
 from hangguard.observe.held_files import HeldFilesProbe
+from hangguard.run_state import list_runs
 
 pytestmark = pytest.mark.anyio
 
@@ -123,12 +124,19 @@ async def test_all_that_a_server_has_goes_with_it_and_is_told(tmp_path, litter):
     assert ours.isdisjoint(map(Path, release.unattributed_files))
 
 
+def noted_in(run_dir):
+    """What the run has noted by now that members have."""
+    (run,) = list_runs(run_dir)
+    return {Path(file.path) for file in run.state.files}
+
+
 async def test_what_a_killed_worker_left_goes_too(tmp_path, litter):
     command = little(leave=("worker",), tp=2, ignore_crash=True)
     async with supervise(command, run_dir=tmp_path) as server:
         ours = left_by(server.attempt.log_path)
         litter += ours
         assert len(ours) == 2
+        await until(lambda: noted_in(tmp_path) >= set(ours))
         for path in ours:
             psutil.Process(int(path.name.split("_")[1])).kill()
         await until(lambda: not any(psutil.pid_exists(int(path.name.split("_")[1])) for path in ours))
