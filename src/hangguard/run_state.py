@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import types
 import typing
@@ -75,6 +76,12 @@ def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundR
         return Unseen(f"{getattr(problem, 'filename', None) or name}: {getattr(problem, 'strerror', None) or problem}")
     where = f" in {places_of_runs(run_dir)[0]}" if os.sep not in name else ""
     return Unseen(f"there is no run {name!r}{where}")
+
+
+def name_for(path: str) -> str:
+    """Return how a run is called on a command line: by its id where it lies in the user's state folder."""
+    folder = Path(path)
+    return folder.name if str(folder.parent) == places_of_runs()[0] else shlex.quote(path)
 
 
 def _folders(run_dir: str | os.PathLike[str] | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from faces import little, plain
 
-from hangguard import CleanupReport, supervise
+from hangguard import CleanupReport, Limits, supervise
 
 
 def test_a_stop_lists_everybody_whom_it_ended_and_how(tmp_path):
@@ -14,8 +14,9 @@ def test_a_stop_lists_everybody_whom_it_ended_and_how(tmp_path):
     assert (report.answer, report.left_behind, report.dry_run) == ("released", (), False)
     processes = {item.pid: item for item in report.items if item.what == "process"}
     assert {process.pid for process in sample.tree.members} <= set(processes)
-    assert processes[root].proof == "launched by it"
+    assert processes[root].proof == "the run launched it"
     assert processes[root].done == "ended by SIGTERM"
+    assert "hangguard.testing.server" in processes[root].name
     for item in processes.values():
         assert (item.whose, item.answer) == ("ours", "gone")
         assert item.done.startswith("ended by ")
@@ -26,7 +27,7 @@ def test_a_stop_lists_everybody_whom_it_ended_and_how(tmp_path):
 
 def test_who_ignores_sigterm_is_said_to_be_killed_and_a_stranger_is_not_in_it(tmp_path):
     command = ["/bin/sh", "-c", "trap '' TERM; exec python3 -m http.server {port} --bind 127.0.0.1"]
-    with plain(tmp_path, command, limits=__import__("hangguard").Limits(stop_grace=0.2)) as server:
+    with plain(tmp_path, command, limits=Limits(stop_grace=0.2)) as server:
         root = server.pid
         report = server.stop().cleanup
     (killed,) = [item for item in report.items if item.what == "process"]

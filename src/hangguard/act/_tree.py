@@ -185,10 +185,11 @@ def writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool = False) -> b
     return (status.st_dev, status.st_ino) == log_id
 
 
-LAUNCHED = "launched by it"
-SEEN = "seen as a member of it, and its start time agrees"
-WRITES = "writes to its log, through what its guardian opened"
-DESCENDS = "descends from it"
+LAUNCHED = "the run launched it"
+SEEN = "it was seen as a member, and its start time agrees"
+WRITES = "it writes to the run's log, through what its guardian opened"
+DESCENDS = "it descends from a member"
+"""Why somebody is a member: in words that follow a "because"."""
 
 
 def find_members(
@@ -393,6 +394,7 @@ class Ending:
         self._settle_ends: float | None = None
         self._trackers_end: float | None = None
         self._titles = Titles()
+        self._names: dict[Identity, str] = {}  # as they were called last
         self._entries: Entries = {}
         self._pause = 0.01
         self._now = 0.0
@@ -549,6 +551,7 @@ class Ending:
             if (entry := self._entries.get(member[0])) and entry.identity == member and not entry.dead
         }
         self._titles.learn(living)
+        self._names.update((member, title) for member in living if (title := self._titles[member]))
         self.left = len(living)
         for member in self._members - living - self._gone_after.keys():
             self._gone_after[member] = self._now - (self._began or self._now)
@@ -575,7 +578,7 @@ class Ending:
         return {
             "pid": member[0],
             "started": member[1],
-            "title": self._titles[member][:LONGEST_TITLE],
+            "title": self._names.get(member, "")[:LONGEST_TITLE],
             "signal": self._sent.get(member, ""),
             "proof": self._proofs.get(member, DESCENDS),
             "seconds": round(self._gone_after.get(member, 0.0), 3),

@@ -46,7 +46,7 @@ from hangguard.observe.lane import Lane
 from hangguard.observe.port_left import read_port_left
 from hangguard.observe.ports import who_listens
 from hangguard.redact import redact
-from hangguard.run_state import find_run, list_runs, write_state
+from hangguard.run_state import find_run, list_runs, name_for, write_state
 from hangguard.store import RunFolder
 
 T = TypeVar("T")
@@ -163,12 +163,12 @@ async def _in_order(cleaner: Cleaner, cleaning: Cleaning) -> tuple[CleanupItem, 
 
 def _untouched(now: RunNow) -> CleanupItem:
     if now.is_alive:
-        whose = f"its guardian, pid {now.guardian}, lives" if now.guardian else f"its supervisor, pid {now.supervisor}"
-        who = whose if now.guardian else f"{whose}, lives"
-        done = f"left: it goes on; to end it: hangguard stop {now.found.run_id}"
+        who = f"its guardian, pid {now.guardian}" if now.guardian else f"its supervisor, pid {now.supervisor}"
         if now.standing == "ending":
-            done = "left: its guardian is ending it; look again in some seconds"
-        return _run_item(now, whose="ours", proof=who, answer="alive", done=done)
+            proof = f"{who}, is ending it; look again in some seconds"
+        else:
+            proof = f"{who}, lives; to end it: hangguard stop {name_for(now.found.path)}"
+        return _run_item(now, whose="ours", proof=proof, answer="alive", done="left as it is")
     pids = " ".join(str(pid) for pid, _ in now.members)
     done = f"left: nothing of it is touched; pid {pids} writes to its log" if pids else "left: nothing of it is touched"
     return _run_item(now, whose="unknown", proof=now.why, answer="unknown", done=done)
@@ -357,7 +357,7 @@ async def look_at_port(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     if listener is None:
         rest = "" if isinstance(left, Unseen) or left is None else str(left)
         return (replace(item, proof=f"nobody listens there; {rest}" if rest else item.proof),)
-    who = f"pid {listener.pid} ({listener.title})" if listener.pid is not None else "somebody who cannot be seen"
+    who = f"pid {listener.pid} ({listener.title[:60]})" if listener.pid is not None else "somebody who cannot be seen"
     if listener.pid in {pid for pid, _ in cleaning.living}:
         if cleaning.really:
             return (replace(item, proof=f"{who}, a member, listens there", answer="left", done="left"),)

@@ -26,8 +26,8 @@ from hangguard.observe.earlier_runs import holder_of_lock, logs_in, writers_to
 from hangguard.run_state import this_place, why_elsewhere
 
 MARK = b"HANGGUARD_RUN_ID="
-MARKED = "has exactly this run's HANGGUARD_RUN_ID in its environment, and is the same user's"
-LAUNCHED = "launched by it, and its start time agrees"
+MARKED = "its environment has exactly this run's HANGGUARD_RUN_ID, and it is the same user's"
+LAUNCHED = "the run launched it, and its start time agrees"
 READ_WITHIN = 0.2
 """Seconds for one environment: reading it takes the memory-map lock, which a wedged process may hold for ever."""
 MOST_STUCK = 8

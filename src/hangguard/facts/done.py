@@ -22,7 +22,7 @@ class Survivor:
     state: str
     wait_channel: str
 
-    def as_item(self, proof: str = "a member of it") -> CleanupItem:
+    def as_item(self, proof: str = "it is a member") -> CleanupItem:
         """Return it as an item of a cleaning: ours, and left."""
         where = f", in {self.wait_channel}" if self.wait_channel else ""
         return CleanupItem(
@@ -123,16 +123,20 @@ class RemovedFile:
 
     def as_item(self) -> CleanupItem:
         """Return it as an item of a cleaning."""
-        had = f"pid {self.pid}, a member, was seen to have it"
-        free = "nobody is bound to it" if self.kind == "socket" else "nobody has it (write lease granted)"
+        words = {
+            "had": f"pid {self.pid}, a member, was seen to have it",
+            "free": "nobody is bound to it" if self.kind == "socket" else "nobody has it (write lease granted)",
+            "who": ", ".join(self.holders) or "somebody",
+            "why": self.why,
+        }
         whose, proof, answer, done = _FILE[self.answer]
         return CleanupItem(
             what=self.kind,
             name=self.path,
             whose=whose,
-            proof=proof.format(had=had, free=free),
+            proof=proof.format_map(words),
             answer=answer,
-            done=done.format(why=self.why, who=", ".join(self.holders) or "somebody"),
+            done=done.format_map(words),
             size_bytes=self.used_bytes,
         )
 
@@ -203,7 +207,7 @@ def unattributed_item(path: str) -> CleanupItem:
         what="file",
         name=path,
         whose="unknown",
-        proof="new since the launch, and no member was seen to have it",
+        proof="it is new since the launch, and no member was seen to have it",
         answer="left",
         done=f"left; if nobody's: {shlex.join(['rm', '--', path])}",
     )

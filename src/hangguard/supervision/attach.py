@@ -313,7 +313,7 @@ async def stop_members(
     none.
     """
     daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=None, port=port)
-    proofs: dict[tuple[int, int], str] = {root: "named by whoever asked, with its start time"}
+    proofs: dict[tuple[int, int], str] = {root: "whoever asked named it, with its start time"}
 
     def find(entries: _tree.Entries) -> set[tuple[int, int]]:
         found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare, proofs=proofs)
