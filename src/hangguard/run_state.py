@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hangguard.facts import FoundRun, Place, RunState, Unseen
-from hangguard.store import RUN_ID, RunFolder, places_of_runs, write_private
+from hangguard.store import RUN_ID, TEMPORARY, RunFolder, places_of_runs, write_private
 
 STATE = "state.json"
 SCHEMA = 1
@@ -85,12 +85,14 @@ def name_for(path: str) -> str:
 
 
 def _folders(run_dir: str | os.PathLike[str] | None) -> list[str]:
-    """Return the folders with the names of runs, newest first."""
-    base = places_of_runs(run_dir)[0]
-    if not Path(base).is_dir():
-        return []
-    names = sorted(filter(RUN_ID.fullmatch, os.listdir(base)), reverse=True)  # noqa: PTH208
-    return [str(Path(base) / name) for name in names]
+    """Return the folders with the names of runs, newest first; then those that had to be made in a temporary place."""
+    base, *others = places_of_runs(run_dir)
+    names = sorted(filter(RUN_ID.fullmatch, os.listdir(base)), reverse=True) if Path(base).is_dir() else []  # noqa: PTH208
+    found = [str(Path(base) / name) for name in names]
+    if run_dir is None:
+        temporary = next((Path(place) for place in others if Path(place).is_dir()), None)
+        found += map(str, temporary.glob(f"{TEMPORARY}*/{STATE}") if temporary is not None else ())
+    return [folder.removesuffix(f"/{STATE}") for folder in found]
 
 
 def read_run(path: str) -> FoundRun:
@@ -98,12 +100,15 @@ def read_run(path: str) -> FoundRun:
     run_id = Path(path).name
     try:
         with _opened(path) as folder:
-            state = _parse(_read(folder), run_id)
+            state = _parse(_read(folder))
+        # A temporary folder has a name of its own; another run's state was copied, and what it says of locks is wrong.
+        if state.run_id != run_id and RUN_ID.fullmatch(run_id):
+            raise ValueError(f"it is that of {state.run_id[:60]!r}")  # noqa: TRY301
     except OSError as problem:
         return FoundRun(run_id=run_id, path=path, state=Unseen(problem.strerror or str(problem)))
     except (ValueError, RecursionError) as problem:
         return FoundRun(run_id=run_id, path=path, state=Unseen(f"its state file is damaged: {problem}"))
-    return FoundRun(run_id=run_id, path=path, state=state)
+    return FoundRun(run_id=state.run_id, path=path, state=state)
 
 
 def why_elsewhere(state: RunState, here: Place) -> str:
@@ -155,16 +160,13 @@ def _read(folder: int) -> bytes:
         return opened.read(MOST_BYTES)
 
 
-def _parse(content: bytes, run_id: str) -> RunState:
+def _parse(content: bytes) -> RunState:
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")  # noqa: TRY004 - all damage is one error
     if document.pop("schema", None) != SCHEMA:
         raise ValueError("another version of hangguard wrote it, whose format is not known here")
-    state = _made(RunState, document, "state")
-    if state.run_id != run_id:
-        raise ValueError(f"it is that of {state.run_id[:60]!r}")
-    return state
+    return _made(RunState, document, "state")
 
 
 def _made(kind: type[T], document: object, where: str) -> T:
