@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hangguard.act.cleanup import aclean_up as aclean_up
     from hangguard.engines import ENGINES as ENGINES
     from hangguard.engines.base import Engine as Engine
     from hangguard.engines.base import Flags as Flags
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hangguard.errors import GuardianFailed as GuardianFailed
     from hangguard.errors import HangguardError as HangguardError
     from hangguard.errors import LeftBehind as LeftBehind
+    from hangguard.errors import NoSuchRun as NoSuchRun
     from hangguard.errors import NoSuchServer as NoSuchServer
     from hangguard.errors import NotReadyInTime as NotReadyInTime
     from hangguard.errors import Permanent as Permanent
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
     from hangguard.facts import Attempt as Attempt
     from hangguard.facts import Broken as Broken
     from hangguard.facts import Check as Check
+    from hangguard.facts import CleanupItem as CleanupItem
+    from hangguard.facts import CleanupReport as CleanupReport
     from hangguard.facts import Communicator as Communicator
     from hangguard.facts import Daemon as Daemon
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
     from hangguard.facts import Drained as Drained
+    from hangguard.facts import EndedProcess as EndedProcess
     from hangguard.facts import Exit as Exit
     from hangguard.facts import Exited as Exited
     from hangguard.facts import Expired as Expired
@@ -103,6 +108,7 @@ if TYPE_CHECKING:
     from hangguard.looking import Attachment as Attachment
     from hangguard.looking import Watch as Watch
     from hangguard.looking import attach as attach
+    from hangguard.looking import clean_up as clean_up
     from hangguard.looking import diagnose as diagnose
     from hangguard.looking import preflight as preflight
     from hangguard.observe import Observer as Observer
@@ -133,28 +139,30 @@ if TYPE_CHECKING:
     from hangguard.sync import supervise as supervise
 
 _HOMES = {
+    "act.cleanup": ("aclean_up",),
     "engines": ("ENGINES",),
     "engines.base": ("Engine", "Flags"),
     "errors": (
         "BadLaunch", "CommandNotExecutable", "CommandNotFound", "GaveUp", "GuardianFailed", "HangguardError",
-        "LeftBehind", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused", "ServerLost",
-        "WrongProcess",
+        "LeftBehind", "NoSuchRun", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused",
+        "ServerLost", "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Daemon", "Departed", "Diagnosis",
-        "Drained", "Exit", "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth",
-        "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile",
-        "Log", "LogLine", "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute",
-        "Ready", "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving",
-        "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
-        "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "CleanupItem", "CleanupReport", "Communicator",
+        "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
+        "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace",
+        "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure",
+        "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
+        "RemovedFile", "Reply", "Request", "Sample", "Serving", "SharedSegment", "Stack", "StackFrame",
+        "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom", "ThreadStack", "Timer", "Tree", "Unclear",
+        "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (
         "Budget", "GiveUp", "Keep", "Memory", "Relaunch", "Rules", "assess", "next_move", "rules_for", "start",
         "step",
     ),
     "launching": ("read_command",),
-    "looking": ("Attachment", "Watch", "attach", "diagnose", "preflight"),
+    "looking": ("Attachment", "Watch", "attach", "clean_up", "diagnose", "preflight"),
     "observe": ("Observer", "Target"),
     "supervision.attach": ("AsyncWatch",),
     "supervision.diagnose": ("adiagnose",),

@@ -14,6 +14,7 @@
     ├── ServerLost           it was ready, and has ended by itself or was found dead
     ├── LeftBehind           something of ours is still there after the stop, and cannot be ended
     ├── NoSuchServer         no server was found to look at, or not exactly one
+    ├── NoSuchRun            no run has this name, or several have it
     ├── GuardianFailed       the guardian process could not be started or spoke another protocol
     └── WrongProcess         the handle was touched in a forked child of the program that made it
 
@@ -256,6 +257,19 @@ class NoSuchServer(HangguardError):
         """Return the problem, those that could be meant, and how to say which."""
         found = "".join(f"\n  pid {pid}: {title[:160]}" for pid, title in self.candidates)
         return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
+
+
+class NoSuchRun(HangguardError):
+    """No run has this name, or several have. ``candidates`` are the ids of those."""
+
+    def __init__(self, problem: str, candidates: tuple[str, ...] = ()) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.candidates = candidates
+
+    def text(self) -> str:
+        """Return the problem, and those that could be meant."""
+        return f"{self.problem}." + "".join(f"\n  {run_id}" for run_id in self.candidates[:20])
 
 
 class GuardianFailed(HangguardError):

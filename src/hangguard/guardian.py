@@ -88,6 +88,7 @@ class Guardian:
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._root: tuple[int, int] | None = None
         self._remembered: set[tuple[int, int]] = set()
+        self._proofs: dict[tuple[int, int], str] = {}
         self._log_id: tuple[int, int] | None = None
         self._daemons: _daemons.Daemons | None = None
         self._port: int | None = None
@@ -144,6 +145,7 @@ class Guardian:
             self._line.put("failed", **refusal.fields)
             self._over = True
             return
+        self._proofs[self._root] = _tree.LAUNCHED
         self._daemons = self._new_daemons()
         before = sorted(self._left.before)
         self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
@@ -401,6 +403,7 @@ class Guardian:
                 grace=grace,
                 children=self._living_children,
                 daemons=self._daemons,
+                proofs=self._proofs,
             )
             self._step = ""
             if self._hurried:
@@ -412,7 +415,12 @@ class Guardian:
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
         spare = None if self._daemons is None else self._daemons.spare
         return _tree.find_members(
-            entries, below=[os.getpid()], remembered=self._remembered, log_id=self._log_id, spare=spare
+            entries,
+            below=[os.getpid()],
+            remembered=self._remembered,
+            log_id=self._log_id,
+            spare=spare,
+            proofs=self._proofs,
         )
 
     def _living_children(self) -> list[int]:
@@ -457,6 +465,7 @@ class Guardian:
             "stopped",
             survivors=result.survivors,
             daemons=result.daemons,
+            processes=result.processes,
             members=sorted(result.members),
             files=files,
             files_unseen=self._left.unseen,

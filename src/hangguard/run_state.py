@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import types
 import typing
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hangguard.facts import FoundRun, Place, RunState, Unseen
-from hangguard.store import RUN_ID, RunFolder, places_of_runs, write_private
+from hangguard.store import RUN_ID, TEMPORARY, RunFolder, places_of_runs, write_private
 
 STATE = "state.json"
 SCHEMA = 1
@@ -54,12 +55,44 @@ def list_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, 
 
     Blocks. Raises :class:`OSError` for a folder that is there and cannot be listed.
     """
-    found: list[FoundRun] = []
-    for base in places_of_runs(run_dir)[:1]:
-        if Path(base).is_dir():
-            names = sorted(filter(RUN_ID.fullmatch, os.listdir(base)), reverse=True)  # noqa: PTH208
-            found += (read_run(str(Path(base) / name)) for name in names[:MOST_RUNS])
-    return tuple(found)
+    return tuple(map(read_run, _folders(run_dir)[:MOST_RUNS]))
+
+
+def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRun | tuple[FoundRun, ...] | Unseen:
+    """Return the run of this name: its id, the beginning of its id, or the path of its folder.
+
+    Several, newest first, where a beginning is that of several; unseen where there is none. Blocks; never raises.
+    """
+    try:
+        if os.sep not in name:
+            folders = [folder for folder in _folders(run_dir) if name and Path(folder).name.startswith(name)]
+            whole = [folder for folder in folders if Path(folder).name == name]
+            found = tuple(map(read_run, (whole or folders)[:MOST_RUNS]))
+            if found:
+                return found[0] if len(found) == 1 else found
+        if name and Path(name).is_dir():
+            return read_run(str(Path(name).absolute()))
+    except (OSError, ValueError) as problem:
+        return Unseen(f"{getattr(problem, 'filename', None) or name}: {getattr(problem, 'strerror', None) or problem}")
+    where = f" in {places_of_runs(run_dir)[0]}" if os.sep not in name else ""
+    return Unseen(f"there is no run {name!r}{where}")
+
+
+def name_for(path: str) -> str:
+    """Return how a run is called on a command line: by its id where it lies in the user's state folder."""
+    folder = Path(path)
+    return folder.name if str(folder.parent) == places_of_runs()[0] else shlex.quote(path)
+
+
+def _folders(run_dir: str | os.PathLike[str] | None) -> list[str]:
+    """Return the folders with the names of runs, newest first; then those that had to be made in a temporary place."""
+    base, *others = places_of_runs(run_dir)
+    names = sorted(filter(RUN_ID.fullmatch, os.listdir(base)), reverse=True) if Path(base).is_dir() else []  # noqa: PTH208
+    found = [str(Path(base) / name) for name in names]
+    if run_dir is None:
+        temporary = next((Path(place) for place in others if Path(place).is_dir()), None)
+        found += map(str, temporary.glob(f"{TEMPORARY}*/{STATE}") if temporary is not None else ())
+    return [folder.removesuffix(f"/{STATE}") for folder in found]
 
 
 def read_run(path: str) -> FoundRun:
@@ -67,12 +100,15 @@ def read_run(path: str) -> FoundRun:
     run_id = Path(path).name
     try:
         with _opened(path) as folder:
-            state = _parse(_read(folder), run_id)
+            state = _parse(_read(folder))
+        # A temporary folder has a name of its own; another run's state was copied, and what it says of locks is wrong.
+        if state.run_id != run_id and RUN_ID.fullmatch(run_id):
+            raise ValueError(f"it is that of {state.run_id[:60]!r}")  # noqa: TRY301
     except OSError as problem:
         return FoundRun(run_id=run_id, path=path, state=Unseen(problem.strerror or str(problem)))
     except (ValueError, RecursionError) as problem:
         return FoundRun(run_id=run_id, path=path, state=Unseen(f"its state file is damaged: {problem}"))
-    return FoundRun(run_id=run_id, path=path, state=state)
+    return FoundRun(run_id=state.run_id, path=path, state=state)
 
 
 def why_elsewhere(state: RunState, here: Place) -> str:
@@ -124,16 +160,13 @@ def _read(folder: int) -> bytes:
         return opened.read(MOST_BYTES)
 
 
-def _parse(content: bytes, run_id: str) -> RunState:
+def _parse(content: bytes) -> RunState:
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")  # noqa: TRY004 - all damage is one error
     if document.pop("schema", None) != SCHEMA:
         raise ValueError("another version of hangguard wrote it, whose format is not known here")
-    state = _made(RunState, document, "state")
-    if state.run_id != run_id:
-        raise ValueError(f"it is that of {state.run_id[:60]!r}")
-    return state
+    return _made(RunState, document, "state")
 
 
 def _made(kind: type[T], document: object, where: str) -> T:

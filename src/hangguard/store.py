@@ -20,6 +20,8 @@ import platformdirs
 from hangguard.redact import clean_text, redact
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
+TEMPORARY = "hangguard-"
+"""How the name of a run's folder begins that could be made in a temporary place only."""
 MARKER = ".hangguard-run"
 """The file by which a run's folder is known as one. Locked for as long as its run can still be asked for anything."""
 
@@ -71,7 +73,7 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
         except OSError as problem:
             lost.append(f"{base} cannot be used ({problem.strerror or problem})")
     try:
-        path = tempfile.mkdtemp(prefix="hangguard-")
+        path = tempfile.mkdtemp(prefix=TEMPORARY)
         lost.append(f"the files of this run are in {path}, which may not outlive the machine's next start")
         return RunFolder(run_id=run_id, path=path, lost=tuple(lost), known_secrets=known)
     except OSError as problem:

@@ -36,6 +36,8 @@ TRACKER_GRACE = 2.0
 """Seconds for resource trackers: left alone they unlink what the others left within 1.5 s (measured)."""
 SETTLE = 5.0
 """Seconds after SIGKILL; what is still there then waits in the kernel."""
+LONGEST_TITLE = 200
+"""Characters of the command line of somebody who is gone."""
 TRACKER = "resource_tracker import main"
 """In the command line of ``multiprocessing``'s and loky's tracker: ``python -c 'from … import main;main(4)'``."""
 
@@ -183,6 +185,13 @@ def writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool = False) -> b
     return (status.st_dev, status.st_ino) == log_id
 
 
+LAUNCHED = "the run launched it"
+SEEN = "it was seen as a member, and its start time agrees"
+WRITES = "it writes to the run's log, through what its guardian opened"
+DESCENDS = "it descends from a member"
+"""Why somebody is a member: in words that follow a "because"."""
+
+
 def find_members(
     entries: Entries,
     *,
@@ -190,21 +199,29 @@ def find_members(
     remembered: Iterable[Identity] = (),
     log_id: LogId | None,
     spare: Callable[[Iterable[int], Entries], set[int]] | None = None,
+    proved: Mapping[int, str] | None = None,
+    proofs: dict[Identity, str] | None = None,
 ) -> set[Identity]:
     """Return all living members: below a process, remembered, writing to the log, or a descendant of those.
 
-    ``spare`` tells which of them are daemons of somebody else, as ``_daemons`` does.
+    ``spare`` tells which of them are daemons of somebody else, as ``_daemons`` does. ``proved``: pids that the caller
+    has proved to be members in another way, each with its proof. ``proofs`` takes the proof of each one found.
     """
-    roots = {pid for pid, started in remembered if pid in entries and entries[pid].started == started}
+    found = {pid: SEEN for pid, started in remembered if pid in entries and entries[pid].started == started}
     if log_id is not None:
-        roots |= log_writers(log_id, entries, inherited=True)
+        found.update((pid, WRITES) for pid in log_writers(log_id, entries, inherited=True) if pid not in found)
+    found = {**(proved or {}), **found}
     # Whoever started us is no member, whatever it writes to, and so are its other children.
     never = ancestors(os.getpid()) | {os.getpid()}
-    roots -= never
+    roots = set(found) - never
     pids = (roots | descendants([*below, *roots], entries)) - never
     if spare is not None:
         pids -= spare(pids, entries)
-    return {entries[pid].identity for pid in pids if not entries[pid].dead}
+    members = {entries[pid].identity for pid in pids if pid in entries and not entries[pid].dead}
+    if proofs is not None:
+        for member in members:
+            proofs.setdefault(member, found.get(member[0], DESCENDS))
+    return members
 
 
 # ---------------------------------------------------------------------------------------- signalling
@@ -308,7 +325,8 @@ class Titles:
 class Ended:
     """What an :class:`Ending` came to.
 
-    ``survivors`` and ``daemons`` are mappings with the fields of ``facts.Survivor`` and ``facts.Daemon``.
+    ``survivors``, ``daemons`` and ``processes`` (those that are gone) are mappings with the fields of
+    ``facts.Survivor``, ``facts.Daemon`` and ``facts.EndedProcess``.
     """
 
     def __init__(
@@ -316,10 +334,12 @@ class Ended:
         members: frozenset[Identity],
         survivors: list[dict[str, int | str]],
         daemons: list[dict[str, int | str]],
+        processes: list[dict[str, int | str | float]],
     ) -> None:
         self.members = members
         self.survivors = survivors
         self.daemons = daemons
+        self.processes = processes
 
     @property
     def ended(self) -> int:
@@ -344,10 +364,12 @@ class Ending:
         grace: float,
         children: Callable[[], Iterable[int]] | None = None,
         daemons: _daemons.Daemons | None = None,
+        proofs: Mapping[Identity, str] | None = None,
     ) -> None:
         """``children``: for the subreaper of the launch alone, its own children, after it has reaped.
 
-        ``daemons``: who decides what is left alone; ``find`` must ask the same.
+        ``daemons``: who decides what is left alone; ``find`` must ask the same. ``proofs``: where ``find`` puts why
+        somebody is a member.
         """
         self.step = "asking"
         self.left = 0
@@ -355,8 +377,12 @@ class Ending:
         self._find = find
         self._children = children
         self._daemons = daemons
+        self._proofs = {} if proofs is None else proofs
         self._root = root
         self._grace = grace
+        self._began: float | None = None
+        self._sent: dict[Identity, str] = {}
+        self._gone_after: dict[Identity, float] = {}
         self._grace_ends = float("inf")
         self._root_seen_dead = False
         self._hurried = False
@@ -368,8 +394,10 @@ class Ending:
         self._settle_ends: float | None = None
         self._trackers_end: float | None = None
         self._titles = Titles()
+        self._names: dict[Identity, str] = {}  # as they were called last
         self._entries: Entries = {}
         self._pause = 0.01
+        self._now = 0.0
 
     def hurry(self) -> None:
         """End the grace at the next tick. May be called from any thread or signal handler."""
@@ -383,6 +411,9 @@ class Ending:
         """Do what is due and return when to be called again; ``None``: done, see ``result``."""
         if self.result is not None:
             return None
+        if self._began is None:
+            self._began = now
+        self._now = now
         if self.step == "asking":
             self._ask(now)
         if self.step == "grace":
@@ -505,6 +536,7 @@ class Ending:
         self._killed.add(child)
         with contextlib.suppress(OSError):
             os.kill(child[0], signal.SIGKILL)  # nobody else can have its pid before we reap it
+            self._sent[child] = "SIGKILL"
         return True
 
     def _look(self) -> set[Identity]:
@@ -519,14 +551,18 @@ class Ending:
             if (entry := self._entries.get(member[0])) and entry.identity == member and not entry.dead
         }
         self._titles.learn(living)
+        self._names.update((member, title) for member in living if (title := self._titles[member]))
         self.left = len(living)
+        for member in self._members - living - self._gone_after.keys():
+            self._gone_after[member] = self._now - (self._began or self._now)
         return living
 
     def _workers(self, living: set[Identity]) -> set[Identity]:
         return {member for member in living if TRACKER not in self._titles[member]}
 
     def _send(self, member: Identity, number: int) -> None:
-        send(member, number, self._members)
+        if send(member, number, self._members) and number in {signal.SIGTERM, signal.SIGKILL}:
+            self._sent[member] = signal.Signals(number).name
 
     def _later(self, now: float) -> float:
         self._pause = min(0.1, self._pause * 1.3)
@@ -535,7 +571,18 @@ class Ending:
     def _finish(self, living: set[Identity]) -> None:
         self.step = "done"
         survivors = [self._survivor(member) for member in sorted(living)]
-        self.result = Ended(frozenset(self._members), survivors, self._left_alone())
+        ended = [self._gone(member) for member in sorted(self._members - living)]
+        self.result = Ended(frozenset(self._members), survivors, self._left_alone(), ended)
+
+    def _gone(self, member: Identity) -> dict[str, int | str | float]:
+        return {
+            "pid": member[0],
+            "started": member[1],
+            "title": self._names.get(member, "")[:LONGEST_TITLE],
+            "signal": self._sent.get(member, ""),
+            "proof": self._proofs.get(member, DESCENDS),
+            "seconds": round(self._gone_after.get(member, 0.0), 3),
+        }
 
     def _left_alone(self) -> list[dict[str, int | str]]:
         if self._daemons is None:

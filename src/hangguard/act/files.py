@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from hangguard import held
 from hangguard.act import _lease, _tree
 from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import read_title
+
+T = TypeVar("T")
 
 SHARED_MEMORY = Path(held.SHARED_MEMORY)
 CLEAR_WITHIN = 20.0
@@ -70,30 +73,40 @@ def as_removed(answers: Iterable[held.Plain]) -> tuple[RemovedFile, ...]:
 async def with_holders(files: tuple[RemovedFile, ...]) -> tuple[RemovedFile, ...]:
     """Name who has what could not be removed, as far as a scan of all processes can tell."""
     busy = {(file.device, file.inode) for file in files if file.answer == "busy"}
-    if not busy:
-        return files
-    lane, look = Lane("holders"), held.Look(())
-
-    def name() -> dict[tuple[int, int], tuple[str, ...]]:
-        look.add(entry.identity for entry in _tree.read_entries().values() if not entry.dead)
-        return _holders(look.run(), busy)
-
-    try:
-        named = await lane.ask(name, within=HOLDERS_WITHIN)
-    except OSError:
-        return files
-    finally:
-        lane.close()
-    if isinstance(named, Unseen):
+    named = await _asked(lambda: _names(who_has(busy))) if busy else None
+    if named is None:
         return files
     return tuple(replace(file, holders=named.get((file.device, file.inode), ())) for file in files)
 
 
-def _holders(found: list[held.Plain], wanted: set[tuple[int, int]]) -> dict[tuple[int, int], tuple[str, ...]]:
+async def holders_of(files: Iterable[tuple[int, int]]) -> dict[tuple[int, int], set[int]] | None:
+    """Return the pids that have each of these (device, inode) now; ``None``: it cannot be seen, or not in time."""
+    wanted = set(files)
+    return await _asked(lambda: who_has(wanted))
+
+
+async def _asked(question: Callable[[], T]) -> T | None:
+    lane = Lane("holders")
+    try:
+        answer = await lane.ask(question, within=HOLDERS_WITHIN)
+    except OSError:
+        return None
+    finally:
+        lane.close()
+    return None if isinstance(answer, Unseen) else answer
+
+
+def who_has(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], set[int]]:
+    """Scan all processes. Blocks."""
+    look = held.Look(entry.identity for entry in _tree.read_entries().values() if not entry.dead)
     pids: dict[tuple[int, int], set[int]] = {}
-    for file in found:
+    for file in look.run():
         if (identity := (file["device"], file["inode"])) in wanted:
             pids.setdefault(identity, set()).add(file["pid"])
+    return pids
+
+
+def _names(pids: dict[tuple[int, int], set[int]]) -> dict[tuple[int, int], tuple[str, ...]]:
     titles = {pid: read_title(pid)[:60] or "?" for some in pids.values() for pid in some}
     return {identity: tuple(f"pid {pid} ({titles[pid]})" for pid in sorted(some)) for identity, some in pids.items()}
 

@@ -26,7 +26,7 @@ from hangguard.errors import (
     HangguardError,
     WrongProcess,
 )
-from hangguard.facts import Daemon, Exit, HeldFile, RemovedFile, Survivor, Unseen
+from hangguard.facts import Daemon, EndedProcess, Exit, HeldFile, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
@@ -53,6 +53,8 @@ class Stopped:
     """What the last look before the first signal could not see of that."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left alone."""
+    processes: tuple[EndedProcess, ...] = ()
+    """Members that lived when the stop began, or began since, and are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +177,7 @@ class Guarded:
         self._death_grace = death_grace
         self._clock = clock
         self._remembered: set[Identity] = set()
+        self._proofs: dict[Identity, str] = {}
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self.shm_before: frozenset[tuple[int, int]] = frozenset()
         """(device, inode) of what lay in /dev/shm before the launch."""
@@ -327,6 +330,7 @@ class Guarded:
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
         self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
+        self._proofs[self.pid, self.started] = _tree.LAUNCHED
         self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
@@ -414,6 +418,7 @@ class Guarded:
             began,
             "guardian",
             told["daemons"],
+            told["processes"],
             files=files,
             files_unseen=tuple(told["files_unseen"]),
         )
@@ -425,6 +430,7 @@ class Guarded:
         began: float,
         by: Literal["guardian", "supervisor"],
         daemons: Sequence[dict[str, Any]] = (),
+        processes: Sequence[dict[str, Any]] = (),
         *,
         files: tuple[RemovedFile, ...] = (),
         files_unseen: tuple[str, ...] = (),
@@ -435,6 +441,7 @@ class Guarded:
             seconds=self._clock() - began,
             by=by,
             daemons=tuple(Daemon(**daemon) for daemon in daemons),
+            processes=tuple(EndedProcess(**process) for process in processes),
             files=files,
             files_unseen=files_unseen,
         )
@@ -449,7 +456,11 @@ class Guarded:
             self._ending.shorten(time.monotonic() + grace)
         unseen = await self._look_at_files()
         ending = self._ending = _tree.Ending(
-            self._find_members, root=(self.pid, self.started), grace=grace, daemons=self._daemons
+            self._find_members,
+            root=(self.pid, self.started),
+            grace=grace,
+            daemons=self._daemons,
+            proofs=self._proofs,
         )
         if self._hurried:  # before there was an ending to hurry
             ending.hurry()
@@ -478,6 +489,7 @@ class Guarded:
             began,
             "supervisor",
             ended.daemons,
+            ended.processes,
             files=files,
             files_unseen=unseen,
         )
@@ -508,7 +520,9 @@ class Guarded:
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
         spare = None if self._daemons is None else self._daemons.spare
-        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare)
+        return _tree.find_members(
+            entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare, proofs=self._proofs
+        )
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""

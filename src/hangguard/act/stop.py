@@ -88,6 +88,7 @@ async def prove_release(
         files=files,
         unattributed_files=unattributed,
         seconds=clock() - began,
+        processes=stopped.processes,
     )
 
 

@@ -148,6 +148,46 @@ def demo(*, as_json: bool) -> int:
     return run_demo(as_json=as_json)
 
 
+@cli.command()
+@click.option("--all", "all_runs", is_flag=True, help="Also those that are over, or of another machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--run-dir", metavar="PATH", help="Where the runs have their folders.  [default: the user's state folder]"
+)
+def ps(**options: object) -> int:
+    """List the runs that go on, and those that are dead and have left something.
+
+    What is listed is what the kernel shows, not what a state file says. Nothing is touched.
+
+    Exit codes: 0 listed; 22 the runs cannot be looked at; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.ps import PsOptions, run_ps  # noqa: PLC0415 - others need not load it
+
+    return run_ps(PsOptions(**options))  # type: ignore[arg-type]
+
+
+@cli.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--yes", is_flag=True, help="Do it. Without, only what would be done is said.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--run-dir", metavar="PATH", help="Where the runs have their folders.  [default: the user's state folder]"
+)
+def clean(**options: object) -> int:
+    """End and remove what a dead run has left: processes, shared memory, sockets. Without --yes it is only shown.
+
+    RUN is the id of a run, the beginning of one, or the path of its folder; without it all that left something are
+    meant. Only what is proved to be of the run is touched; a run that goes on is not (hangguard stop RUN ends that).
+    The folder of the run stays, with its logs.
+
+    Exit codes: 0 nothing is left, or would be; 12 something of ours is left and cannot be ended; 13 RUN goes on;
+    21 something could not be seen; 22 there is no such run, or several; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.clean import CleanOptions, run_clean  # noqa: PLC0415 - others need not load it
+
+    return run_clean(CleanOptions(**options))  # type: ignore[arg-type]
+
+
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line; return its exit code. The named edge: nothing escapes as a traceback but a bug."""
     try:

@@ -78,3 +78,34 @@ class FoundRun:
     run_id: str
     path: str
     state: RunState | Unseen
+
+
+RunStanding: TypeAlias = Literal[
+    "starting", "ready", "stopping", "kept", "ending", "left behind", "over", "elsewhere", "unreadable"
+]
+"""starting, ready, stopping: it goes on, as its supervisor noted. kept: its supervisor is gone, and it was to outlive
+that. ending: its supervisor is gone, and its guardian ends it. left behind: nobody cares for it, and something of it is
+there. over: nothing is. elsewhere: it is of another machine, user or pid namespace. unreadable: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNow:
+    """A run as the kernel shows it now, whatever its state file says."""
+
+    found: FoundRun
+    standing: RunStanding
+    why: str = ""
+    """Of what is elsewhere or unreadable, the reason."""
+    guardian: int | None = None
+    """The pid of its guardian, which lives."""
+    supervisor: int | None = None
+    """The pid of its supervisor, which lives."""
+    members: tuple[Identity, ...] = ()
+    """Who belongs to it and lives."""
+    files: tuple[HeldFile, ...] = ()
+    """What is still there of what its members were seen to have."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether somebody cares for it, who alone may signal it."""
+        return self.standing in {"starting", "ready", "stopping", "kept", "ending"}

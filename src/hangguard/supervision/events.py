@@ -165,6 +165,7 @@ class Released(Happened):
             "released": self.release.answer,
             "left_behind": list(self.release.left_behind),
             "items": [asdict(item) for item in self.release.items],
+            "processes": [asdict(process) for process in self.release.processes],
             "files": list(self.release.unattributed_files),
             "had": [asdict(file) for file in self.release.files],
             "segments": _segments(self.release),

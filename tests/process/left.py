@@ -1,0 +1,114 @@
+"""A run whose supervisor and guardian are dead: made by hand, or a real one whose two ends were killed."""
+
+import fcntl
+import os
+import secrets
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import commands
+import psutil
+from faces import is_gone
+from seen import until_sync
+
+from hangguard.act import _tree
+from hangguard.facts import HeldFile, RunState, Unseen
+from hangguard.run_state import list_runs, read_run, this_place, write_state
+from hangguard.store import open_run_folder
+
+SLEEP = ["/bin/sleep", "100"]
+
+
+def identity(process):
+    return _tree.read_entry(process.pid).identity
+
+
+def nobody():
+    """(pid, start time) of a process that has ended, and was waited for."""
+    process = subprocess.Popen(["/bin/true"])
+    who = identity(process)
+    process.wait()
+    return who
+
+
+class Made:
+    """A run made by hand; its server is a sleeper, started as a guardian would."""
+
+    def __init__(self, base, keep, *, argv=SLEEP, env=None):
+        self.folder = open_run_folder(base)
+        self.run_id, self.path = self.folder.run_id, Path(self.folder.path)
+        self.keep = keep
+        self.log = os.open(self.path / "attempt-1.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        fcntl.flock(self.log, fcntl.LOCK_EX)
+        self.server = self.start(argv, stdout=self.log, env=env)
+        found = os.fstat(self.log)
+        self.state = RunState(
+            run_id=self.run_id,
+            place=this_place(),
+            began=time.time(),
+            stage="ready",
+            supervisor=nobody(),
+            guardian=nobody(),
+            root=identity(self.server),
+            members=(identity(self.server),),
+            log_id=(found.st_dev, found.st_ino),
+        )
+        self.note()
+
+    def start(self, argv=SLEEP, *, stdout=subprocess.DEVNULL, env=None, **how):
+        process = subprocess.Popen(
+            argv, stdout=stdout, stderr=stdout, env={**os.environ, **(env or {})}, start_new_session=True, **how
+        )
+        self.keep(process)
+        return process
+
+    def note(self, **changed):
+        self.state = replace(self.state, **changed)
+        write_state(self.folder, self.state)
+
+    def file(self, name=None, *, noted=True, content=b"x" * 4096, **fields):
+        """A file of shared memory that a member was seen to have, and has no more."""
+        path = Path("/dev/shm") / (name or f"psm_{secrets.token_hex(6)}")
+        path.write_bytes(content)
+        if noted:
+            self.note(files=(*self.state.files, self.held(path, **fields)))
+        return path
+
+    def held(self, path, *, kind="file", how="shared", **fields):
+        found, (pid, started) = path.lstat(), self.state.root
+        made = found.st_mtime_ns if kind == "socket" else 0
+        return HeldFile(
+            **{
+                "path": str(path), "device": found.st_dev, "inode": found.st_ino, "kind": kind, "held": how,
+                "pid": pid, "started": started, "made_ns": made, **fields,
+            }
+        )  # fmt: skip
+
+
+@contextmanager
+def killed(folder, command, *words, until=lambda run: True):
+    """Run ``hangguard run`` until ``until``, and kill its supervisor and its guardian in the same instant."""
+    folder.mkdir(exist_ok=True)
+    base = folder / "runs"
+    with commands.run(folder, "--run-dir", base, *words, command=command) as running:
+        running.event("launched")
+        found = until_sync(lambda: launched(base))
+        family = psutil.Process(found.state.guardian[0]).children(recursive=True)
+        until_sync(lambda: until(running), within=30.0)
+        family = {*family, *psutil.Process(found.state.guardian[0]).children(recursive=True)}
+        os.kill(found.state.guardian[0], signal.SIGSTOP)  # so that it does not notice the first death before its own
+        for pid in (running.process.pid, found.state.guardian[0]):
+            os.kill(pid, signal.SIGKILL)
+        running.process.wait()
+        until_sync(lambda: not _tree.is_alive(found.state.guardian))
+        yield read_run(found.path), {process for process in family if not is_gone(process)}
+
+
+def launched(base):
+    runs = list_runs(base)
+    is_noted = runs and not isinstance(runs[0].state, Unseen) and runs[0].state.root is not None
+    return runs[0] if is_noted else None
