@@ -54,12 +54,36 @@ def list_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, 
 
     Blocks. Raises :class:`OSError` for a folder that is there and cannot be listed.
     """
-    found: list[FoundRun] = []
-    for base in places_of_runs(run_dir)[:1]:
-        if Path(base).is_dir():
-            names = sorted(filter(RUN_ID.fullmatch, os.listdir(base)), reverse=True)  # noqa: PTH208
-            found += (read_run(str(Path(base) / name)) for name in names[:MOST_RUNS])
-    return tuple(found)
+    return tuple(map(read_run, _folders(run_dir)[:MOST_RUNS]))
+
+
+def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRun | tuple[FoundRun, ...] | Unseen:
+    """Return the run of this name: its id, the beginning of its id, or the path of its folder.
+
+    Several, newest first, where a beginning is that of several; unseen where there is none. Blocks; never raises.
+    """
+    try:
+        if os.sep not in name:
+            folders = [folder for folder in _folders(run_dir) if name and Path(folder).name.startswith(name)]
+            whole = [folder for folder in folders if Path(folder).name == name]
+            found = tuple(map(read_run, (whole or folders)[:MOST_RUNS]))
+            if found:
+                return found[0] if len(found) == 1 else found
+        if name and Path(name).is_dir():
+            return read_run(str(Path(name).absolute()))
+    except (OSError, ValueError) as problem:
+        return Unseen(f"{getattr(problem, 'filename', None) or name}: {getattr(problem, 'strerror', None) or problem}")
+    where = f" in {places_of_runs(run_dir)[0]}" if os.sep not in name else ""
+    return Unseen(f"there is no run {name!r}{where}")
+
+
+def _folders(run_dir: str | os.PathLike[str] | None) -> list[str]:
+    """Return the folders with the names of runs, newest first."""
+    base = places_of_runs(run_dir)[0]
+    if not Path(base).is_dir():
+        return []
+    names = sorted(filter(RUN_ID.fullmatch, os.listdir(base)), reverse=True)  # noqa: PTH208
+    return [str(Path(base) / name) for name in names]
 
 
 def read_run(path: str) -> FoundRun:
