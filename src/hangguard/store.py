@@ -22,6 +22,10 @@ from hangguard.redact import clean_text, redact
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
 MARKER = ".hangguard-run"
 """The file by which a run's folder is known as one. Locked for as long as its run can still be asked for anything."""
+CONTROL = "control.sock"
+"""The socket at which the supervisor of a run can be asked and told."""
+SUPERVISOR_LOG = "supervisor.log"
+"""What a supervisor in the background (``run --detach``) would print on a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
