@@ -76,6 +76,8 @@ class Control:
         self._server = server
         # Shielded: a stop, which goes on while everything is being cancelled, is what others wait for.
         self.scope = anyio.CancelScope(shield=True)
+        self.is_listening = False
+        """Whether anybody can ask by now."""
         self._ended = anyio.Event()
         self._outcome = ""
         self._unasked: list[anyio.CancelScope] = []
@@ -98,8 +100,10 @@ class Control:
             listener, identity = made
             try:
                 with listener:
+                    self.is_listening = True
                     await self._accept(listener)
             finally:
+                self.is_listening = False
                 with anyio.CancelScope(shield=True):
                     await _in_time(lambda: unlink_in(folder, identity))
 
