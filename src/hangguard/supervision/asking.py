@@ -25,15 +25,10 @@ AFTER_DEATH = 0.3
 
 @asynccontextmanager
 async def asking(
-    run: FoundRun,
-    supervisor: Identity,
-    do: str,
-    fields: Mapping[str, object] | None = None,
-    *,
-    within: float = ANSWER_WITHIN,
+    run: FoundRun, supervisor: Identity, do: str, fields: Mapping[str, object] | None = None
 ) -> AsyncIterator[Answers]:
-    """Connect and ask; give the answers. Raises :class:`NoAnswer` when it cannot be asked within these seconds."""
-    answers = await begin_asking(run, supervisor, do, fields, within=within)
+    """Connect and ask; give the answers. Raises :class:`NoAnswer` when it cannot be asked."""
+    answers = await begin_asking(run, supervisor, do, fields)
     try:
         yield answers
     finally:
@@ -41,15 +36,10 @@ async def asking(
 
 
 async def begin_asking(
-    run: FoundRun,
-    supervisor: Identity,
-    do: str,
-    fields: Mapping[str, object] | None = None,
-    *,
-    within: float = ANSWER_WITHIN,
+    run: FoundRun, supervisor: Identity, do: str, fields: Mapping[str, object] | None = None
 ) -> Answers:
     """Connect and ask; return the answers, which must be closed."""
-    ends = anyio.current_time() + within
+    ends = anyio.current_time() + ANSWER_WITHIN
     line = await _connected(run, supervisor, ends)
     pidfd = _tree.open_pidfd(supervisor)
     answers = Answers(run.run_id, supervisor, line, None if pidfd is None else Descriptor(pidfd))
