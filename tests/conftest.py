@@ -26,6 +26,8 @@ LONG = frozenset(
         "test_faults.py", "test_preflight_gpus.py",
         # A gigabyte, really written; requests that are let finish, for as long as they take.
         "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
+        # Runs in the background, and such whose supervisor is killed: a dozen commands each.
+        "test_detach.py", "test_kept.py",
     }
 )  # fmt: skip
 """Files of the long suite (``nox -s long``): five minutes on two cores, and for a machine without other servers."""

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from hangguard.errors import GuardianFailed as GuardianFailed
     from hangguard.errors import HangguardError as HangguardError
     from hangguard.errors import LeftBehind as LeftBehind
+    from hangguard.errors import NoAnswer as NoAnswer
     from hangguard.errors import NoSuchRun as NoSuchRun
     from hangguard.errors import NoSuchServer as NoSuchServer
     from hangguard.errors import NotReadyInTime as NotReadyInTime
     from hangguard.errors import Permanent as Permanent
     from hangguard.errors import PortInUse as PortInUse
     from hangguard.errors import Refused as Refused
+    from hangguard.errors import RunOver as RunOver
     from hangguard.errors import ServerLost as ServerLost
+    from hangguard.errors import StoppedEarly as StoppedEarly
     from hangguard.errors import WrongProcess as WrongProcess
     from hangguard.facts import AppliedChange as AppliedChange
     from hangguard.facts import Ask as Ask
@@ -65,6 +68,8 @@ if TYPE_CHECKING:
     from hangguard.facts import Measure as Measure
     from hangguard.facts import Metric as Metric
     from hangguard.facts import Moving as Moving
+    from hangguard.facts import PastAttempt as PastAttempt
+    from hangguard.facts import Place as Place
     from hangguard.facts import Port as Port
     from hangguard.facts import Preflight as Preflight
     from hangguard.facts import Process as Process
@@ -75,6 +80,9 @@ if TYPE_CHECKING:
     from hangguard.facts import RemovedFile as RemovedFile
     from hangguard.facts import Reply as Reply
     from hangguard.facts import Request as Request
+    from hangguard.facts import RunState as RunState
+    from hangguard.facts import RunStatus as RunStatus
+    from hangguard.facts import RunStopped as RunStopped
     from hangguard.facts import Sample as Sample
     from hangguard.facts import Serving as Serving
     from hangguard.facts import SharedSegment as SharedSegment
@@ -113,6 +121,9 @@ if TYPE_CHECKING:
     from hangguard.looking import preflight as preflight
     from hangguard.observe import Observer as Observer
     from hangguard.observe import Target as Target
+    from hangguard.reattaching import ReattachedRun as ReattachedRun
+    from hangguard.reattaching import Reattachment as Reattachment
+    from hangguard.reattaching import reattach as reattach
     from hangguard.supervision.attach import AsyncWatch as AsyncWatch
     from hangguard.supervision.diagnose import adiagnose as adiagnose
     from hangguard.supervision.events import Attached as Attached
@@ -133,6 +144,7 @@ if TYPE_CHECKING:
     from hangguard.supervision.look import Look as Look
     from hangguard.supervision.look import Missing as Missing
     from hangguard.supervision.preflight import apreflight as apreflight
+    from hangguard.supervision.reattach import AsyncReattachedRun as AsyncReattachedRun
     from hangguard.supervision.retry import Retry as Retry
     from hangguard.sync import Server as Server
     from hangguard.sync import Supervision as Supervision
@@ -144,18 +156,18 @@ _HOMES = {
     "engines.base": ("Engine", "Flags"),
     "errors": (
         "BadLaunch", "CommandNotExecutable", "CommandNotFound", "GaveUp", "GuardianFailed", "HangguardError",
-        "LeftBehind", "NoSuchRun", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused",
-        "ServerLost", "WrongProcess",
+        "LeftBehind", "NoAnswer", "NoSuchRun", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused",
+        "RunOver", "ServerLost", "StoppedEarly", "WrongProcess",
     ),
     "facts": (
         "AppliedChange", "Ask", "Attempt", "Broken", "Check", "CleanupItem", "CleanupReport", "Communicator",
         "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
-        "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace",
-        "Launch", "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure",
-        "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
-        "RemovedFile", "Reply", "Request", "Sample", "Serving", "SharedSegment", "Stack", "StackFrame",
-        "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom", "ThreadStack", "Timer", "Tree", "Unclear",
-        "Unseen", "Verdict", "WaitSite", "Waiting",
+        "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch",
+        "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric", "Moving",
+        "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
+        "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
+        "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
+        "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (
         "Budget", "GiveUp", "Keep", "Memory", "Relaunch", "Rules", "assess", "next_move", "rules_for", "start",
@@ -164,6 +176,7 @@ _HOMES = {
     "launching": ("read_command",),
     "looking": ("Attachment", "Watch", "attach", "clean_up", "diagnose", "preflight"),
     "observe": ("Observer", "Target"),
+    "reattaching": ("ReattachedRun", "Reattachment", "reattach"),
     "supervision.attach": ("AsyncWatch",),
     "supervision.diagnose": ("adiagnose",),
     "supervision.events": (
@@ -174,6 +187,7 @@ _HOMES = {
     "supervision.handle": ("AsyncServer",),
     "supervision.look": ("Look", "Missing"),
     "supervision.preflight": ("apreflight",),
+    "supervision.reattach": ("AsyncReattachedRun",),
     "supervision.retry": ("Retry",),
     "sync": ("Server", "Supervision", "supervise"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hangguard.facts import FoundRun, Place, RunState, Unseen
+from hangguard.facts import FoundRun, Place, RunState, RunStatus, Unseen
 from hangguard.store import RUN_ID, TEMPORARY, RunFolder, places_of_runs, write_private
 
 STATE = "state.json"
@@ -99,7 +99,7 @@ def read_run(path: str) -> FoundRun:
     """Return the run whose folder this is, with its state or the reason why that is not to be had. Never raises."""
     run_id = Path(path).name
     try:
-        with _opened(path) as folder:
+        with opened_privately(path) as folder:
             state = _parse(_read(folder))
         # A temporary folder has a name of its own; another run's state was copied, and what it says of locks is wrong.
         if state.run_id != run_id and RUN_ID.fullmatch(run_id):
@@ -125,11 +125,17 @@ def why_elsewhere(state: RunState, here: Place) -> str:
     return ""
 
 
+def read_status(document: object) -> RunStatus:
+    """Return the status that a supervisor has told. Raises :class:`ValueError` for anything else."""
+    return _made(RunStatus, document, "status")
+
+
 # ----------------------------------------------------------------------------------------- reading
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def opened_privately(path: str) -> Iterator[int]:
+    """Open the folder of a run. Raises :class:`OSError` where it is not this user's, or others may enter it."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     folder = os.open(path, flags)
     try:
@@ -202,6 +208,6 @@ def _value(kind: Any, value: object, where: str) -> object:
         return _made(typing.cast("type[object]", kind), value, where)
     elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    elif kind in {int, str} and type(value) is kind:
+    elif kind in {int, str, bool} and type(value) is kind:
         return value
     raise ValueError(f"{where} is {str(value)[:60]!r}")

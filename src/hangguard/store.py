@@ -24,6 +24,10 @@ TEMPORARY = "hangguard-"
 """How the name of a run's folder begins that could be made in a temporary place only."""
 MARKER = ".hangguard-run"
 """The file by which a run's folder is known as one. Locked for as long as its run can still be asked for anything."""
+CONTROL = "control.sock"
+"""The socket at which the supervisor of a run can be asked and told."""
+SUPERVISOR_LOG = "supervisor.log"
+"""What a supervisor in the background (``run --detach``) would print on a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

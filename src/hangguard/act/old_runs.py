@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hangguard.facts import Unseen
 from hangguard.observe.lane import Lane
 from hangguard.run_state import STATE
-from hangguard.store import MARKER, RUN_ID, RunFolder, mark_of
+from hangguard.store import CONTROL, MARKER, RUN_ID, SUPERVISOR_LOG, RunFolder, mark_of
 
 log = logging.getLogger("hangguard")
 
@@ -38,9 +38,11 @@ WRITTEN = (
     _EVIDENCE,
     _LOCKED,
     re.compile(re.escape(STATE)),
+    re.compile(re.escape(SUPERVISOR_LOG)),
     re.compile(r"\..+\.part-\d+-[0-9a-f]{8}", re.ASCII),  # of write_private, whose writer was killed
 )
-"""What runs write. A folder with anything else in it is left alone: somebody keeps something there."""
+"""What runs write, and one socket beside it, which a supervisor that was killed leaves. A folder with anything else in
+it is left alone: somebody keeps something there."""
 
 
 async def delete_old_runs(folder: RunFolder) -> None:
@@ -128,13 +130,19 @@ def _unused(base: int, name: str) -> Iterator[tuple[int, dict[str, os.stat_resul
             raise _NotOursError(name)
         files = {file: os.stat(file, dir_fd=folder, follow_symlinks=False) for file in _listed(folder)}
         for file, found in files.items():
-            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-            if not is_ours or not any(written.fullmatch(file) for written in WRITTEN):
+            if found.st_uid != os.geteuid() or not _is_written(file, found.st_mode):
                 raise _NotOursError(name)
         for file in filter(_LOCKED.fullmatch, files):
             if file != MARKER:
                 _lock(file, folder, held)
         yield folder, files
+
+
+def _is_written(file: str, mode: int) -> bool:
+    """Tell whether runs make something of this name and kind. Whose supervisor lives holds the lock on the marker."""
+    if file == CONTROL:
+        return stat.S_ISSOCK(mode)
+    return stat.S_ISREG(mode) and any(written.fullmatch(file) for written in WRITTEN)
 
 
 def _lock(file: str, folder: int, held: ExitStack) -> int:

@@ -73,10 +73,14 @@ from hangguard.facts.known import WaitsFor as WaitsFor
 from hangguard.facts.known import WaitSite as WaitSite
 from hangguard.facts.runs import FoundRun as FoundRun
 from hangguard.facts.runs import Identity as Identity
+from hangguard.facts.runs import PastAttempt as PastAttempt
 from hangguard.facts.runs import Place as Place
+from hangguard.facts.runs import ReachedState as ReachedState
 from hangguard.facts.runs import RunNow as RunNow
 from hangguard.facts.runs import RunStanding as RunStanding
 from hangguard.facts.runs import RunState as RunState
+from hangguard.facts.runs import RunStatus as RunStatus
+from hangguard.facts.runs import RunStopped as RunStopped
 from hangguard.facts.runs import Stage as Stage
 from hangguard.facts.seen import NOT_ASKED as NOT_ASKED
 from hangguard.facts.seen import Ask as Ask

@@ -109,3 +109,53 @@ class RunNow:
     def is_alive(self) -> bool:
         """Whether somebody cares for it, who alone may signal it."""
         return self.standing in {"starting", "ready", "stopping", "kept", "ending"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastAttempt:
+    """An attempt of a run that is over, in short."""
+
+    number: int
+    verdict: str
+    kind: str
+    phase: str
+    why: str
+    fallbacks: tuple[str, ...] = ()
+    was_ready: bool = False
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """How a run stands: as its supervisor says now, or, where nobody answers for it, as its state file said last."""
+
+    state: RunState
+    """Told by a supervisor it is without ``files`` and ``shm_before``, which are for the cleaner."""
+    told_by: Literal["supervisor", "guardian", "state file"] = "supervisor"
+    """guardian: the supervisor is dead, its guardian keeps the server, and it was looked at from here."""
+    still_for: float = 0.0
+    """Seconds for which nothing has moved, at the verdict."""
+    unseen: tuple[str, ...] = ()
+    """What the verdict would need and could not be seen."""
+    history: tuple[PastAttempt, ...] = ()
+    """The attempts before the present one, oldest first."""
+    note: str = ""
+    """Why it is the state file that is told; empty: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStopped:
+    """What the stop of a run came to that was asked for from outside."""
+
+    run_id: str
+    by: Literal["supervisor", "guardian"]
+    released: Literal["released", "held", "unknown"] = "unknown"
+    """What the proof came to; unknown: there is none, because only the guardian was left to stop it."""
+    left_behind: tuple[str, ...] = ()
+    exit_code: int | None = None
+    outcome: str = ""
+    """In a sentence."""
+
+
+ReachedState: TypeAlias = Literal["ready", "stuck", "exit"]
+"""What can be waited for: it has answered; it hangs or is broken; the run is over."""

@@ -41,6 +41,8 @@ class Story:
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the server has answered, and when it never will any more: then ``over`` is set too."""
     over: anyio.Event = field(default_factory=anyio.Event)
+    noted: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the state file was begun, or never will be: from then on it can be asked about from outside."""
     wishes: Wishes = field(default_factory=Wishes)
 
 
@@ -59,6 +61,7 @@ async def serve(story: Story) -> None:
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     try:
         await _note_the_start(run)
+        story.noted.set()
         await delete_old_runs(run.folder)
         _tell_what_is_lost(run)
         _tell_timers(run)
