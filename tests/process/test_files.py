@@ -618,7 +618,7 @@ def test_a_member_that_may_not_be_looked_at_is_named(start):
 @pytest.mark.parametrize(
     ("break_", "reason"),
     [
-        ({"_file_system_of": lambda *_: "ext4"}, "no tmpfs"),
+        ({"file_system_of": lambda *_: "ext4"}, "no tmpfs"),
         ({"_bound_sockets": lambda: (_ for _ in ()).throw(OSError(93, "Protocol not supported"))}, "Protocol not"),
     ],
     ids=["no tmpfs", "no socket diagnostics"],

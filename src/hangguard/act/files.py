@@ -1,4 +1,4 @@
-"""What a launch left in /dev/shm and as named sockets: its removal without a guardian, and what came of it."""
+"""What a launch left in /dev/shm, as named sockets and elsewhere: its removal without a guardian, what came of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hangguard import held
 from hangguard.act import _lease, _tree
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import read_title
@@ -67,12 +68,12 @@ def as_removed(answers: Iterable[held.Plain]) -> tuple[RemovedFile, ...]:
 # ----------------------------------------------------------------------------------------- what is left
 
 
-async def with_holders(files: tuple[RemovedFile, ...]) -> tuple[RemovedFile, ...]:
+async def with_holders(files: tuple[RemovedFile, ...], elsewhere: Elsewhere | None = None) -> tuple[RemovedFile, ...]:
     """Name who has what could not be removed, as far as a scan of all processes can tell."""
     busy = {(file.device, file.inode) for file in files if file.answer == "busy"}
     if not busy:
         return files
-    lane, look = Lane("holders"), held.Look(())
+    lane, look = Lane("holders"), held.Look((), elsewhere=elsewhere)
 
     def name() -> dict[tuple[int, int], tuple[str, ...]]:
         look.add(entry.identity for entry in _tree.read_entries().values() if not entry.dead)
@@ -116,7 +117,7 @@ def files_item(
     if unknown:
         return ReleaseItem(resource="files", answer="unknown", detail=_some(unknown))
     if unseen and unattributed:
-        detail = f"new in /dev/shm, and not all could be seen that members had: {_some(list(unseen))}"
+        detail = f"there are new names, and not all could be seen that members had: {_some(list(unseen))}"
         return ReleaseItem(resource="files", answer="unknown", detail=detail)
     removed = [file for file in files if file.answer == "removed"]
     size = sum(file.used_bytes for file in removed) >> 20
