@@ -226,24 +226,38 @@ async def test_a_lock_that_took_the_place_of_ours_survives_even_with_its_inode(s
     assert answer["answer"] == "removed"
 
 
-def test_a_lock_goes_when_the_supervising_program_is_killed(tmp_path, place):
-    lock = place.lock()
-    folder = tmp_path / "user"
-    folder.mkdir()
-    command = [sys.executable, "-c", SERVES.format(program=program(tmp_path, f"baton={lock}")), "{port}"]
-    code = (
-        "import sys\nfrom hangguard import supervise\n"
-        f"with supervise({command!r}, url='http://127.0.0.1:{{port}}', run_dir={str(folder)!r}, env={place.env!r}):\n"
-        "    print('serving', flush=True)\n    sys.stdin.read()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+GUARDS = """
+import os, sys, anyio
+from hangguard.act.spawn import guarded
+from hangguard.facts import Launch
+from hangguard.observe.left_elsewhere import note
+
+async def main(folder, *argv):
+    env = dict(os.environ)
+    launch = Launch(argv=argv, env=tuple(env.items()), cwd=folder, url="http://x", host="x", port=1)
+    async with guarded(
+        argv=argv, env=env, cwd=folder, log_path=f"{folder}/log", lock_path=f"{folder}/run.lock",
+        death_grace=0.5, on_death="stop", pristine=False, elsewhere=note(launch),
+    ):
+        await anyio.sleep_forever()
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+def test_a_lock_goes_when_the_supervising_program_is_killed(tmp_path):
+    place = Place(tmp_path)
+    lock, bystander = place.lock(), place.lock("before")
+    bystander.touch()
+    command = [sys.executable, "-c", GUARDS, str(tmp_path), *program(tmp_path, f"baton={lock}")]
+    with subprocess.Popen(command, env=place.env) as user:
         try:
-            assert user.stdout.readline() == b"serving\n"
-            assert said(tmp_path)["baton"] == lock
+            until_sync((tmp_path / "made").exists, within=60.0)
             assert lock.exists()
         finally:
             user.kill()
-        until_sync(lambda: not lock.exists(), within=8.0)
+    until_sync(lambda: not lock.exists(), within=10.0)
+    assert bystander.exists()
 
 
 # ---------------------------------------------------------------------------------------- rendezvous and pools
