@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hangguard import held
+    from hangguard import elsewhere, held
     from hangguard.act import _aside, _daemons, _lease, _left, _tree
 else:
     import importlib.util
@@ -48,7 +48,7 @@ else:
         return module
 
     _tree, _aside, _daemons, _lease, _left = map(_load, ("_tree", "_aside", "_daemons", "_lease", "_left"))
-    held = _load("held", "")
+    held, elsewhere = _load("held", ""), _load("elsewhere", "")
 
 PROTOCOL = 1
 LONGEST_LINE = 64 << 20
@@ -167,6 +167,7 @@ class Guardian:
             log = self._open_log(message["log_path"])
         cwd = _bytes(message["cwd"])
         self._left.note_before()
+        self._left.elsewhere = elsewhere.received(message["elsewhere"])
         try:
             process = subprocess.Popen(
                 [_bytes(part) for part in message["argv"]],

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any, TypeAlias
 
+    from hangguard.elsewhere import Elsewhere
+
     Identity: TypeAlias = tuple[int, int]
     FileId: TypeAlias = tuple[int, int]
     Plain: TypeAlias = dict[str, Any]
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written to
-ORDER = ("open", "mapped", "shared", "bound")
+ORDER = ("named", "open", "mapped", "shared", "bound")
 """How closely a process has something. ``shared``: mapped so that what it writes is seen by others."""
+DATED = ("socket", "lock")
+"""Kinds to whose identity the time belongs at which they were made: a disk gives an inode again."""
 
 
 def file_id(found: os.stat_result) -> FileId:
@@ -55,9 +59,17 @@ def may_be_left(file: Plain, before: Iterable[FileId] = (), *, folder: str = SHA
     The name of a socket was made by whoever bound it. A file in /dev/shm is taken for shared memory if it was not there
     ``before`` the launch, lies in no folder of its own, and was mapped to be shared and written. Weights that somebody
     copied there, a cache or a log that the server keeps there are none of that: they are somebody's files.
+
+    What lies elsewhere is looked at only under the names and in the places that engines use, see ``elsewhere``, and
+    only if it is new: a build lock that was open, a rendezvous file that was open or whose name a member carries, a
+    pool that was mapped to be shared and written.
     """
     if file["kind"] == "socket":
         return bool(file["held"] == "bound")
+    if file["kind"] in {"lock", "rendezvous"}:
+        return True
+    if file["kind"] == "pool":
+        return bool(file["held"] == "shared")
     is_alone = os.path.dirname(file["path"]) == folder  # noqa: PTH120
     return is_alone and file["held"] == "shared" and (file["device"], file["inode"]) not in before
 
@@ -70,7 +82,14 @@ def key_of(file: Plain) -> tuple[Any, ...]:
 class Look:
     """One look at what these processes have. ``run`` may be left behind, and after ``skip`` be called again."""
 
-    def __init__(self, identities: Iterable[Identity], *, proc: str = "/proc", folder: str = SHARED_MEMORY) -> None:
+    def __init__(
+        self,
+        identities: Iterable[Identity],
+        *,
+        proc: str = "/proc",
+        folder: str = SHARED_MEMORY,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self.left_out: list[str] = []
         """What could not be looked at, each with the reason."""
         self.at: Identity | None = None
@@ -83,6 +102,8 @@ class Look:
         self._device = ""
         self._names: dict[FileId, str] | None = None
         self._sockets: dict[int, _Bound] = {}
+        self._elsewhere = elsewhere
+        self._locked: set[int] | None = None
 
     @property
     def found(self) -> list[Plain]:
@@ -119,7 +140,7 @@ class Look:
         self._names = {}
         try:
             device = os.stat(self._folder).st_dev
-            if _file_system_of(device, self._proc) == "tmpfs":
+            if file_system_of(device, self._proc) == "tmpfs":
                 self._device = f"{os.major(device):02x}:{os.minor(device):02x}"
                 self._names = names_in(self._folder)
             else:  # elsewhere the inode of a file that is gone is given to the next one that is made
@@ -153,6 +174,7 @@ class Look:
         try:
             self._read_descriptors(folder, identity)
             self._read_maps(folder, identity)
+            self._read_environment(folder, identity)
             is_near = os.readlink("ns/net", dir_fd=folder) == os.readlink(f"{self._proc}/self/ns/net")
         except PermissionError:
             if _state(folder) not in "ZX":  # who has ended belongs to root
@@ -185,16 +207,38 @@ class Look:
                 self._add_file(file_id(found), link, "open", identity)
         elif link.startswith("socket:[") and (bound := self._sockets.get(int(link[8:-1]))) is not None:
             self._add_socket(bound, folder, identity)
+        elif self._elsewhere is not None and (kind := self._elsewhere.kind_of(link)):
+            found = os.stat(name, dir_fd=opened)
+            if kind != "lock" or self._is_presence_lock(found, folder, name):
+                self._add_elsewhere(identity, link, kind, "open", file_id(found))
+
+    def _is_presence_lock(self, found: os.stat_result, folder: int, descriptor: str) -> bool:
+        assert self._elsewhere is not None
+        if self._locked is None:
+            self._locked = _locked_inodes(self._proc)
+        lines = dict(line.split(b":\t", 1) for line in _read(folder, f"fdinfo/{descriptor}", 4096).splitlines()[:3])
+        return self._elsewhere.is_presence_lock(found, int(lines[b"flags"], 8), self._locked)
 
     def _read_maps(self, folder: int, identity: Identity) -> None:
-        if not self._device:
-            return
-        number, wanted = os.makedev(*(int(part, 16) for part in self._device.split(":"))), f" {self._device} ".encode()
+        wanted = f" {self._device} ".encode() if self._device else b"\n"
         for line in _read(folder, "maps").splitlines():
-            if wanted in line:  # address, flags, offset, device, inode, path: proc_pid_maps(5)
-                _, flags, _, _, inode, *path = line.split(None, 5)
-                how = "shared" if b"w" in flags and b"s" in flags else "mapped"
-                self._add_file((number, int(inode)), os.fsdecode(b"".join(path)), how, identity)
+            if wanted in line or line.endswith(b".mmap"):
+                self._read_mapping(line, identity, is_shared_memory=wanted in line)
+
+    def _read_mapping(self, line: bytes, identity: Identity, *, is_shared_memory: bool) -> None:
+        _, flags, _, device, inode, *rest = line.split(None, 5)  # proc_pid_maps(5)
+        file = (os.makedev(*(int(part, 16) for part in device.split(b":"))), int(inode))
+        how = "shared" if b"w" in flags and b"s" in flags else "mapped"
+        path = os.fsdecode(b"".join(rest))
+        if is_shared_memory:
+            self._add_file(file, path, how, identity)
+            self._add_named(b"".join(rest), identity)
+        elif self._elsewhere is not None and self._elsewhere.kind_of(path) == "pool":
+            self._add_elsewhere(identity, path, "pool", how, file)
+
+    def _read_environment(self, folder: int, identity: Identity) -> None:
+        if self._elsewhere is not None and self._elsewhere.temp:
+            self._add_named(_read(folder, "environ", 4 << 20), identity)
 
     # --------------------------------------------------------------------------------- what it has
 
@@ -216,11 +260,23 @@ class Look:
         if same_device or _sees_what_we_see(folder, self._proc):
             self._add(identity, path, found, "socket", "bound")
 
+    def _add_named(self, text: bytes, identity: Identity) -> None:
+        """Add the rendezvous files whose names, which nobody can guess, are in an environment or in a path."""
+        for path in self._elsewhere.rendezvous_in(text) if self._elsewhere is not None else ():
+            self._add_elsewhere(identity, path, "rendezvous", "named", None)
+
+    def _add_elsewhere(self, identity: Identity, path: str, kind: str, how: str, file: FileId | None) -> None:
+        assert self._elsewhere is not None
+        found = _look(path)
+        if found is None or not stat.S_ISREG(found.st_mode) or file not in {None, file_id(found)}:
+            return
+        if kind != "lock" or self._elsewhere.is_new(found):
+            self._add(identity, path, found, kind, how)
+
     def _add(self, identity: Identity, path: str, found: os.stat_result, kind: str, held: str) -> None:
         file: Plain = {"path": path, "device": found.st_dev, "inode": found.st_ino, "kind": kind, "held": held}
         file |= {"pid": identity[0], "started": identity[1]}
-        # A disk gives the inode of a socket that is gone to the next file; when the name was made tells them apart.
-        file["made_ns"] = found.st_mtime_ns if kind == "socket" else 0
+        file["made_ns"] = found.st_mtime_ns if kind in DATED else 0
         key = (identity, *key_of(file))
         known = self._found.get(key)
         if known is None or ORDER.index(held) > ORDER.index(known["held"]):
@@ -260,7 +316,14 @@ def _reason(problem: OSError) -> str:
     return problem.strerror or str(problem)
 
 
-def _file_system_of(device: int, proc: str) -> str:
+def _locked_inodes(proc: str) -> set[int]:
+    """Return the inodes on which the kernel knows a lock, of whatever device: proc_locks(5)."""
+    with open(f"{proc}/locks", encoding="ascii", errors="replace") as lines:
+        places = [part for line in lines for part in line.split() if part.count(":") == 2]
+    return {int(inode) for place in places if (inode := place.rpartition(":")[2]).isdecimal()}
+
+
+def file_system_of(device: int, proc: str = "/proc") -> str:
     """Return the kind of file system that has this device: proc_pid_mountinfo(5)."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="replace") as lines:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hangguard.act import _lease
     from hangguard.act._aside import Aside
+    from hangguard.elsewhere import Elsewhere
     from hangguard.held import Look
 
     Identity = tuple[int, int]
@@ -36,6 +37,8 @@ class Left:
     """
 
     def __init__(self, aside: Aside, *, held: Any, lease: Any) -> None:
+        self.elsewhere: Elsewhere | None = None
+        """Where else this launch may leave files, and what lay there before it."""
         self.before: frozenset[tuple[int, int]] = frozenset()
         """What lay in /dev/shm before the launch: (device, inode)."""
         self.unseen: list[str] = []
@@ -68,7 +71,7 @@ class Left:
 
     def look(self, find: Callable[[], Iterable[Identity]]) -> None:
         """Begin to look at what the members have now; :meth:`looks_until` says for how long to hold back signals."""
-        look = self._look = self._held.Look(())
+        look = self._look = self._held.Look((), elsewhere=self.elsewhere)
         self._look_began = time.monotonic()
 
         def run() -> Plain:

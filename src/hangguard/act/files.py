@@ -1,4 +1,4 @@
-"""What a launch left in /dev/shm and as named sockets: its removal without a guardian, and what came of it."""
+"""What a launch left in /dev/shm, as named sockets and elsewhere: its removal without a guardian, what came of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from hangguard import held
 from hangguard.act import _lease, _tree
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import read_title
@@ -70,10 +71,10 @@ def as_removed(answers: Iterable[held.Plain]) -> tuple[RemovedFile, ...]:
 # ----------------------------------------------------------------------------------------- what is left
 
 
-async def with_holders(files: tuple[RemovedFile, ...]) -> tuple[RemovedFile, ...]:
+async def with_holders(files: tuple[RemovedFile, ...], elsewhere: Elsewhere | None = None) -> tuple[RemovedFile, ...]:
     """Name who has what could not be removed, as far as a scan of all processes can tell."""
     busy = {(file.device, file.inode) for file in files if file.answer == "busy"}
-    named = await _asked(lambda: _names(who_has(busy))) if busy else None
+    named = await _asked(lambda: _names(who_has(busy, elsewhere))) if busy else None
     if named is None:
         return files
     return tuple(replace(file, holders=named.get((file.device, file.inode), ())) for file in files)
@@ -96,9 +97,10 @@ async def _asked(question: Callable[[], T]) -> T | None:
     return None if isinstance(answer, Unseen) else answer
 
 
-def who_has(wanted: set[tuple[int, int]]) -> dict[tuple[int, int], set[int]]:
+def who_has(wanted: set[tuple[int, int]], elsewhere: Elsewhere | None = None) -> dict[tuple[int, int], set[int]]:
     """Scan all processes. Blocks."""
-    look = held.Look(entry.identity for entry in _tree.read_entries().values() if not entry.dead)
+    everybody = (entry.identity for entry in _tree.read_entries().values() if not entry.dead)
+    look = held.Look(everybody, elsewhere=elsewhere)
     pids: dict[tuple[int, int], set[int]] = {}
     for file in look.run():
         if (identity := (file["device"], file["inode"])) in wanted:
@@ -129,7 +131,7 @@ def files_item(
     if unknown:
         return ReleaseItem(resource="files", answer="unknown", detail=_some(unknown))
     if unseen and unattributed:
-        detail = f"new in /dev/shm, and not all could be seen that members had: {_some(list(unseen))}"
+        detail = f"there are new names, and not all could be seen that members had: {_some(list(unseen))}"
         return ReleaseItem(resource="files", answer="unknown", detail=detail)
     removed = [file for file in files if file.answer == "removed"]
     size = sum(file.used_bytes for file in removed) >> 20

@@ -19,6 +19,7 @@ from hangguard.act import _daemons, _lease, _tree
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
 from hangguard.act.files import as_removed, clear_files
+from hangguard.elsewhere import Elsewhere
 from hangguard.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -90,17 +91,20 @@ async def guarded(
     on_death: str,
     pristine: bool,
     port: int | None = None,
+    elsewhere: Elsewhere | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Guarded]:
     """Start ``argv`` under a guardian of its own; on leaving, whatever of it still lives is stopped.
 
     ``env`` is the whole environment. The server's output goes to ``log_path``, a file of this launch alone
     (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends; whoever listens on ``port`` is no
-    daemon of somebody else. What the body raises arrives as it is, never in a group.
+    daemon of somebody else; what members leave ``elsewhere`` than in /dev/shm goes too, where it is told. What the body
+    raises arrives as it is, never in a group.
 
     Raises :class:`CommandNotFound`, :class:`CommandNotExecutable`, or :class:`GuardianFailed` (also for a log
     or a lock that somebody else has).
     """
+    elsewhere = elsewhere or Elsewhere()
     launch = {
         "do": "launch",
         "argv": [_text(part) for part in argv],
@@ -112,10 +116,11 @@ async def guarded(
         "on_death": on_death,
         "pristine": pristine,
         "port": port,
+        "elsewhere": elsewhere.carried(),
     }
     link = await start_guardian()
     leash = _Leash(link)
-    guard = Guarded(link, death_grace=death_grace, clock=clock)
+    guard = Guarded(link, death_grace=death_grace, clock=clock, elsewhere=elsewhere)
     try:
         await guard._launch(launch)
         # Not `async with`: a task group around the body would wrap what it raises, KeyboardInterrupt too.
@@ -158,7 +163,9 @@ class _Leash:
 class Guarded:
     """A server with its guardian. Belongs to one event loop; :meth:`hurry` alone may be called from anywhere."""
 
-    def __init__(self, link: Link, *, death_grace: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: Link, *, death_grace: float, clock: Callable[[], float], elsewhere: Elsewhere | None = None
+    ) -> None:
         self.guardian_pid = link.process.pid
         self.guardian_started = link.started
         self.guardian_alive = True
@@ -181,6 +188,7 @@ class Guarded:
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self.shm_before: frozenset[tuple[int, int]] = frozenset()
         """(device, inode) of what lay in /dev/shm before the launch."""
+        self._elsewhere = elsewhere
         self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
@@ -496,7 +504,7 @@ class Guarded:
 
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
-        lane, look = Lane("held files"), held.Look(())
+        lane, look = Lane("held files"), held.Look((), elsewhere=self._elsewhere)
 
         def run() -> None:
             look.add(self._find_members(_tree.read_entries()))

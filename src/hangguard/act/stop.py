@@ -15,8 +15,10 @@ from hangguard.act import _tree
 from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.gpus import Gpus, gpu_memory, is_member
 from hangguard.act.spawn import Stopped
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
 from hangguard.observe.devices import DeviceHolders, look_who_has_gpus_open
+from hangguard.observe.left_elsewhere import Appeared, look_what_appeared
 from hangguard.observe.port_left import PortLeft
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ async def prove_release(
     who_listens: Callable[[int], Awaitable[Listener | Unseen | None]],
     shm_before: frozenset[str],
     files_unseen: tuple[str, ...] | None = None,
+    elsewhere: Elsewhere | None = None,
     within: float,
     look_at_devices: Callable[[], Awaitable[DeviceHolders | Unseen]] = look_who_has_gpus_open,
     look_at_port: Callable[[], Awaitable[PortLeft | Unseen | None]] | None = None,
@@ -51,8 +54,8 @@ async def prove_release(
     ``members`` are all that ever were; ``gpu_baseline`` is what the GPUs held before the launch, and
     ``shm_before`` what /dev/shm listed. ``files_unseen``: what could not be seen of what members had there; ``None``:
     it was not looked for, and nothing is said of files. ``driver_names_us``: whether the driver has ever named a
-    member. "Could not look" is unknown, not released. Names that are new in /dev/shm, and that no member was seen to
-    have, are listed and never deleted: being new proves nothing.
+    member. "Could not look" is unknown, not released. Names that are new in /dev/shm, or that engines use and that are
+    new ``elsewhere``, and that no member was seen to have, are listed and never deleted: being new proves nothing.
     """
     began = clock()
     pause = 0.1
@@ -76,8 +79,9 @@ async def prove_release(
             break
         await anyio.sleep(min(pause, within - spent))
         pause = min(1.0, pause * 1.5)
-    survivors, files = _survivors(stopped), await with_holders(stopped.files)
-    unattributed = unattributed_names(shm_before, files)
+    survivors, files = _survivors(stopped), await with_holders(stopped.files, elsewhere)
+    there = Appeared() if elsewhere is None else await look_what_appeared(elsewhere)
+    unattributed = (*unattributed_names(shm_before, files), *there.without(file.path for file in files))
     if files_unseen is not None:
         unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen)))
         items += (files_item(files, survivors=stopped.survivors, unattributed=unattributed, unseen=unseen),)
@@ -87,6 +91,7 @@ async def prove_release(
         daemons=_daemons(stopped),
         files=files,
         unattributed_files=unattributed,
+        unattributed_unseen=there.unseen,
         seconds=clock() - began,
         processes=stopped.processes,
     )

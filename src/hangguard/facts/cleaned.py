@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-What: TypeAlias = Literal["run", "process", "daemon", "file", "socket", "segment", "gpu-memory", "port"]
+What: TypeAlias = Literal[
+    "run", "process", "daemon", "file", "socket", "lock", "rendezvous", "pool", "segment", "gpu-memory", "port"
+]
 Whose: TypeAlias = Literal["ours", "somebody else's", "unknown"]
 
 

@@ -10,6 +10,7 @@ from hangguard.facts.asked import AppliedChange, Launch
 from hangguard.facts.cleaned import CleanupItem, CleanupReport, What, Whose
 from hangguard.facts.decided import Diagnosis, Verdict
 from hangguard.facts.known import Unseen
+from hangguard.facts.seen import FileKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +104,10 @@ Resource: TypeAlias = Literal["processes", "gpu-memory", "port", "files"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedFile:
-    """A file in /dev/shm or the name of a socket that a member was seen to have, and what became of it at the end."""
+    """Something that a member was seen to have, and what became of it at the end."""
 
     path: str
-    kind: Literal["file", "socket"]
+    kind: FileKind
     answer: Literal["removed", "free", "gone", "busy", "refused", "unknown"]
     """free: it could be removed, and only that was asked; gone: it was not there any more; busy: somebody has it;
     refused: it is not ours; unknown: that could not be asked."""
@@ -220,11 +221,14 @@ class Release:
     items: tuple[ReleaseItem, ...]
     survivors: tuple[Survivor, ...] = ()
     files: tuple[RemovedFile, ...] = ()
-    """What members were seen to have in /dev/shm, and the names of their sockets, and what became of each."""
+    """What members were seen to have that may be left behind (see ``FileKind``), and what became of each."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left running, and no part of the answer."""
     unattributed_files: tuple[str, ...] = ()
-    """All other names that appeared in /dev/shm meanwhile: listed, never deleted."""
+    """All other names that appeared in /dev/shm meanwhile, and those that engines use and that appeared in the temp
+    folder and where extensions are built: listed, never deleted."""
+    unattributed_unseen: tuple[str, ...] = ()
+    """Where it could not be seen what appeared, each with the reason."""
     segments: tuple[SharedSegment, ...] | Unseen = Unseen("not looked for")
     """Of System V, left by members: listed, never removed. Not even their maker's end says that nobody wants them."""
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""What members have in /dev/shm, and their named sockets: by this alone is known, later, what they have left."""
+"""What members have that may be left behind: shared memory, named sockets, build locks, rendezvous files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from hangguard import held
 from hangguard.facts import NOT_ASKED, Ask, HeldFile, HeldFiles, Unseen
+from hangguard.observe._presence_locks import COMPILERS
 from hangguard.observe.lane import Lane
 from hangguard.observe.target import Shared, Target, why_unseen
 
@@ -17,6 +18,8 @@ Identity = tuple[int, int]
 
 _AGAIN_AFTER = 2.0
 """Seconds between two looks that only a new name in /dev/shm has called for: it may be anybody's."""
+_BUILDS_AGAIN_AFTER = 10.0
+"""The same while compilers run among the members: one build after the other, each with a lock of its own."""
 _A_MEMBER_WITHIN = 1.0
 """Seconds that one member may hold up the look; its memory map may be locked for ever."""
 _MOST_LEFT_BEHIND = 4
@@ -24,7 +27,7 @@ _MOST_FILES = 10_000
 
 
 class HeldFilesProbe:
-    """Looks when asked, and, once it was asked, whenever something new lies in /dev/shm.
+    """Looks when asked, and, once it was asked, whenever something new lies in /dev/shm, or compilers run.
 
     Remembers what members were ever seen to have, as far as it is still there: a worker that was killed has left it.
     """
@@ -36,6 +39,9 @@ class HeldFilesProbe:
         self._within = target.probe_within
         self._shared = shared
         self._folder = folder
+        self._elsewhere = target.elsewhere
+        self._built = False
+        """Whether compilers ran at the last look at them: a build's lock is there for as long as it builds."""
         self._names = Lane("shared memory")
         self._reader = Lane("held files")
         self._left_behind: dict[Identity, str] = {}
@@ -48,22 +54,30 @@ class HeldFilesProbe:
 
     async def look(self, ask: Ask) -> HeldFiles | Unseen:
         """Return all of it, and what could not be looked at."""
-        settled = self._settled
+        settled, builds = self._settled, self._builds()
         if not ask.files and (settled is None or time.monotonic() - self._looked_at < _AGAIN_AFTER):
             return NOT_ASKED
         try:
             there = await self._names.ask(lambda: frozenset(held.names_in(self._folder)), within=self._within / 4)
             if isinstance(there, Unseen):
                 return there
-            if not ask.files and settled is not None and there <= settled:
+            if not ask.files and not builds and settled is not None and there <= settled:
                 return NOT_ASKED
-            self._looked_at = time.monotonic()
+            self._looked_at, self._built = time.monotonic(), builds
             seen = await self._look()
         except OSError as problem:
             return why_unseen(problem)
         nobodys = there - (settled or frozenset()) - {(file.device, file.inode) for file in self._known.values()}
         self._settled, self._tried = there - (nobodys - self._tried), nobodys - self._tried
         return seen
+
+    def _builds(self) -> bool:
+        """Whether it is to be looked for build locks: compilers have just begun to run, or run for a while."""
+        tree = self._shared.tree
+        has_compilers = not isinstance(tree, Unseen) and any(member.name in COMPILERS for member in tree.members)
+        if not has_compilers:
+            self._built = False
+        return has_compilers and (not self._built or time.monotonic() - self._looked_at >= _BUILDS_AGAIN_AFTER)
 
     async def aclose(self) -> None:
         """Let the threads go."""
@@ -76,7 +90,9 @@ class HeldFilesProbe:
             return Unseen(f"the members are unseen: {tree.reason}")
         members = {member.identity: None for member in tree.members}
         self._left_behind = {who: why for who, why in self._left_behind.items() if who in members}
-        look = held.Look((who for who in members if who not in self._left_behind), folder=self._folder)
+        look = held.Look(
+            (who for who in members if who not in self._left_behind), folder=self._folder, elsewhere=self._elsewhere
+        )
         left_out = [f"pid {pid}: {why}" for (pid, _), why in self._left_behind.items()]
         await self._read(look)
         self._add(look.found)
@@ -127,7 +143,8 @@ def _has_its_name(file: HeldFile) -> bool:
     except OSError:
         return True  # it cannot be seen to be gone
     same = held.file_id(found) == (file.device, file.inode)
-    return same and (file.kind == "file" or (stat.S_ISSOCK(found.st_mode) and found.st_mtime_ns == file.made_ns))
+    is_of_kind = stat.S_ISSOCK if file.kind == "socket" else stat.S_ISREG
+    return same and is_of_kind(found.st_mode) and (file.kind not in held.DATED or found.st_mtime_ns == file.made_ns)
 
 
 def _plain(file: HeldFile) -> held.Plain:

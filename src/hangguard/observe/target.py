@@ -9,6 +9,7 @@ from typing import Protocol
 
 from anyio.abc import TaskGroup
 
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import (
     NOT_ASKED,
     Ask,
@@ -60,6 +61,8 @@ class Target:
     guardian_stacks: Callable[..., Awaitable[PythonThreads]] | None = None
     """Reads the Python stacks of (pid, start time) ``within=`` seconds, for members that py-spy does not show: the
     guardian, which is an ancestor of them all; ``None``: there is none, so this program reads itself."""
+    elsewhere: Elsewhere | None = None
+    """Where else than in /dev/shm files may be left; ``None``: nothing is removed at the end."""
     exit_of: Callable[[], Exit | None] = lambda: None
     probe_within: float = 5.0
     clock: Callable[[], float] = time.monotonic

@@ -14,6 +14,7 @@ import anyio
 
 from hangguard.act.gpus import GpuHistory
 from hangguard.changes import with_port
+from hangguard.elsewhere import Elsewhere
 from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.errors import PortInUse
 from hangguard.facts import (
@@ -43,6 +44,7 @@ from hangguard.facts import (
 from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start, step
 from hangguard.judge.assess import FAREWELL
 from hangguard.judge.ranks import by_nccl
+from hangguard.judge.waits import with_left_locks
 from hangguard.observe import Target
 from hangguard.observe.port_left import TIME_WAIT_SECONDS, PortLeft
 from hangguard.observe.ports import free_port
@@ -132,6 +134,7 @@ class RunningAttempt:
     """What could not be seen of what members have in /dev/shm."""
     gpus: GpuHistory = field(default_factory=GpuHistory)
     segments_before: tuple[Segment, ...] | Unseen = Unseen("not looked at")
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     _told_guardian: bool = False
 
     async def until_settled(self) -> Verdict:
@@ -284,6 +287,7 @@ class RunningAttempt:
             who_listens=lambda _port: self.run.world.who_listens(self.launch),
             look_at_port=lambda: self.run.world.look_at_port(self.launch),
             shm_before=self.shm_before,
+            elsewhere=self.elsewhere,
             files_unseen=self.files_unseen,
             within=limits.release_within if within is None else within.proof(self._now(), limits.release_within),
             clock=self.run.world.clock,
@@ -387,7 +391,7 @@ class RunningAttempt:
         self.samples.append(without_bulk(look))
         memory = step(self.memory, look)
         if self.settled is not None:
-            self.settled = by_nccl(self.settled, look.communicators)
+            self.settled = with_left_locks(memory, look, by_nccl(self.settled, look.communicators))
             self.diagnosis = self._without_secrets(diagnose_memory(replace(memory, verdict=self.settled)))
 
     async def _hear_last_words(self) -> None:
@@ -432,6 +436,7 @@ async def attempting(
     world = run.world
     launch = await with_usable_port(run, launch, number=number, deadline=deadline, wishes=wishes)
     shm_before, segments_before = names_in_shm(), await world.list_segments()
+    elsewhere = await world.look_elsewhere(launch)
     started_at = world.clock()
     log_path = run.folder.file(f"attempt-{number}.log")
     await run.notes.note(
@@ -450,6 +455,7 @@ async def attempting(
         on_death=run.on_death,
         pristine=run.pristine,
         port=launch.port or None,
+        elsewhere=elsewhere,
         clock=world.clock,
     ) as guarded:
         await run.notes.note(
@@ -461,7 +467,7 @@ async def attempting(
             within=FIRST_WITHIN,
         )
         run.announcer.tell(Launched(t=world.clock(), attempt=number, pid=guarded.pid, argv=launch.argv))
-        async with world.observe(target_of(run, launch, guarded, log_path)) as watcher:
+        async with world.observe(target_of(run, launch, guarded, log_path, elsewhere)) as watcher:
             attempt = RunningAttempt(
                 run=run,
                 number=number,
@@ -476,6 +482,7 @@ async def attempting(
                 log_cap=cap_of(run, guarded, log_path),
                 shm_before=shm_before,
                 segments_before=segments_before,
+                elsewhere=elsewhere,
             )
             try:
                 yield attempt
@@ -505,7 +512,7 @@ def _where(launch: Launch) -> dict[str, Any]:
     return {"url": launch.url, "host": launch.host, "port": launch.port, "socket_path": launch.socket_path}
 
 
-def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) -> Target:
+def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None, elsewhere: Elsewhere) -> Target:
     """Return what the probes must know of this attempt."""
     return Target(
         guardian_pid=guarded.guardian_pid,
@@ -524,6 +531,7 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
         ready=run.ready,
         ras_address=run.ras_address(launch),
         guardian_stacks=guarded.read_stacks,
+        elsewhere=elsewhere,
         exit_of=lambda: guarded.exit,
         probe_within=run.limits.probe_within,
         clock=run.world.clock,

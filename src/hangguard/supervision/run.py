@@ -10,11 +10,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from hangguard.act.spawn import LastWords, Stopped, guarded
 from hangguard.act.stop import prove_release
+from hangguard.elsewhere import Elsewhere
 from hangguard.engines.base import Engine
 from hangguard.facts import Ask, Exit, Fallback, Gpu, HeldFile, Launch, Limits, Listener, Sample, Unseen
 from hangguard.learned import Stretches
 from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
+from hangguard.observe.left_elsewhere import look_elsewhere
 from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.port_left import PortLeft, look_at_port
 from hangguard.observe.ports import who_listens
@@ -139,6 +141,7 @@ class World:
     look_at_port: Callable[[Launch], Awaitable[PortLeft | Unseen | None]] = look_at_port
     prove_release: Callable[..., Awaitable[Any]] = prove_release
     list_segments: Callable[[], Awaitable[tuple[Segment, ...] | Unseen]] = list_segments
+    look_elsewhere: Callable[[Launch], Awaitable[Elsewhere]] = look_elsewhere
     patience_learned: Callable[[Launch, tuple[Gpu, ...] | Unseen], Awaitable[Stretches]] = patience_learned
     note_good_start: Callable[[Launch, tuple[Gpu, ...] | Unseen, Stretches], Awaitable[None]] = note_good_start
 

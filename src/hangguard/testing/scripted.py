@@ -24,6 +24,7 @@ from typing import Any, Literal
 import anyio
 
 from hangguard.act.spawn import LastWords, Stopped
+from hangguard.elsewhere import Elsewhere
 from hangguard.engines.base import Engine
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import (
@@ -230,6 +231,7 @@ class ScriptedWorld:
             look_at_port=self._look_at_port,
             prove_release=self._prove_release,
             list_segments=self._list_segments,
+            look_elsewhere=self._look_elsewhere,
             patience_learned=self._patience_learned,
             note_good_start=self._note_good_start,
         )
@@ -263,6 +265,9 @@ class ScriptedWorld:
 
     async def _list_segments(self) -> tuple[Segment, ...]:
         return ()
+
+    async def _look_elsewhere(self, _launch: Launch) -> Elsewhere:
+        return Elsewhere()
 
     async def _prove_release(self, **_facts: Any) -> Release:
         return self._script.release
