@@ -2,8 +2,8 @@
 """What llama-swap tests of its processes, told of ours: wrappers that fork, and starts and stops that race.
 
 https://github.com/mostlygeek/llama-swap: internal/process/process_command_forking_test.go and process_command_test.go
-(of 2026). There a wrapper's child once held the stop up for ever, and once lived on; ``cmdStop`` and a process group were
-the answers. Here neither is asked for.
+(of 2026). There a wrapper's child once held the stop up for ever, and once lived on; ``cmdStop`` and a process group
+were the answers. Here neither is asked for.
 """
 
 import contextlib

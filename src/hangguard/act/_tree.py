@@ -311,7 +311,10 @@ class Titles:
         todo = deque(identity for identity in identities if identity not in self._known)
         while todo and self._stuck < 8:
             reader = threading.Thread(target=self._read, args=(todo, self._known), daemon=True)
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError:  # no thread more is allowed here: they stay unknown
+                return
             reader.join(within)
             if not reader.is_alive():
                 return
