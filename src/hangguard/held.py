@@ -11,6 +11,7 @@ that may be left behind. What it has found by then is in ``found``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -164,7 +165,8 @@ class Look:
             return
         try:
             if _started(folder) == identity[1]:
-                self._read_all(folder, identity)
+                with _thread_that_shows_it(folder) as shown:
+                    self._read_all(shown, identity)
         except OSError as problem:
             self._leave_out(identity, problem)
         finally:
@@ -298,6 +300,24 @@ def _started(folder: int) -> int:
 
 def _state(folder: int) -> str:
     return _fields(folder)[0].decode()
+
+
+@contextlib.contextmanager
+def _thread_that_shows_it(folder: int) -> Iterator[int]:
+    """Give the folder in which the descriptors and maps are: a leader that ended shows none, another thread does."""
+    if _state(folder) != "Z" or int(_fields(folder)[17]) <= 1:
+        yield folder
+        return
+    tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        newest = max(os.listdir(tasks), key=int)
+        thread = os.open(newest, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tasks)
+    finally:
+        os.close(tasks)
+    try:
+        yield thread
+    finally:
+        os.close(thread)
 
 
 def _fields(folder: int) -> list[bytes]:

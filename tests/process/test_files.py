@@ -214,9 +214,12 @@ async def test_memory_that_was_renamed_is_found_by_what_it_is(serve, tmp_path, l
 
 STRANGER = """
 import pathlib, secrets, sys
-kinds = ["psm_{}", "sem.mp-{}", "torch_{}_1_0", "nccl-{}", "vllm_dist_{}-cpushm_0", "sglang_loads_{}.shm"]
+kinds = [
+    "psm_{}", "sem.mp-{}", "torch_{}_1_0", "nccl-{}", "cuda.shm.0.{}.1", "vllm_dist_{}-cpushm_0",
+    "sgl_shm_{}", "sglang_loads_{}.shm",
+]
 for number in range(200):
-    path = pathlib.Path("/dev/shm", kinds[number % 6].format(secrets.token_hex(6)))
+    path = pathlib.Path("/dev/shm", kinds[number % 8].format(secrets.token_hex(6)))
     path.write_bytes(b"somebody's")
     print(path)
 """
@@ -369,7 +372,7 @@ async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve,
         await killed_guardian(server)
         with monkeypatch.context() as patch:
             survivor = {"pid": server.pid, "started": server.started, "title": "", "state": "D", "wait_channel": ""}
-            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [])
+            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [], [])
             patch.setattr(_tree.Ending, "run", lambda self: ended)
             stopped = await server.stop(grace=0.2)
         assert answers(stopped.files) == {ours["shared"]: "unknown"}

@@ -158,12 +158,21 @@ def log_writers(log_id: LogId, entries: Entries, *, inherited: bool = False) -> 
     return {
         pid
         for pid, entry in entries.items()
-        if not entry.dead and any(writes_to(pid, fd, log_id, inherited=inherited) for fd in (1, 2))
+        if not entry.dead and any(writes_to(_shown_at(entry), fd, log_id, inherited=inherited) for fd in (1, 2))
     }
 
 
-def writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool = False) -> bool:
-    """Whether a process has the log open for writing there; ``inherited`` as for :func:`log_writers`."""
+def _shown_at(entry: Entry) -> int | str:
+    """Return where below ``/proc`` the descriptors are: a leader that ended shows none, another thread has them."""
+    if entry.state == "Z":
+        with contextlib.suppress(OSError):
+            threads = [name for name in os.listdir(f"/proc/{entry.pid}/task") if name != str(entry.pid)]
+            return f"{entry.pid}/task/{threads[0]}" if threads else entry.pid
+    return entry.pid
+
+
+def writes_to(pid: int | str, fd: int, log_id: LogId, *, inherited: bool = False) -> bool:
+    """Whether a process (or ``PID/task/TID``) has the log open for writing there; ``inherited`` as above."""
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb", buffering=0) as file:
             text = file.read(1024)
@@ -269,6 +278,21 @@ def send(identity: Identity, number: int, members: Iterable[Identity]) -> bool:
             os.close(pidfd)
 
 
+def takes_sigterm(pid: int) -> str:
+    """Return what SIGTERM would do to a process: ends, calls (a handler of its own), nothing; empty: not known.
+
+    ``status`` does not wait for the process either.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            lines = dict(line.split(b":", 1) for line in file.read(8192).splitlines() if b":" in line)
+        ignored, caught = int(lines[b"SigIgn"], 16), int(lines[b"SigCgt"], 16)
+    except (OSError, ValueError, KeyError):
+        return ""
+    bit = 1 << (signal.SIGTERM - 1)
+    return "nothing" if ignored & bit else "calls" if caught & bit else "ends"
+
+
 def exit_code_of(pidfd: int) -> int | None:
     """Return how a process that was not our child ended, as ``Popen.returncode``; ``None``: not known.
 
@@ -304,7 +328,10 @@ class Titles:
         todo = deque(identity for identity in identities if identity not in self._known)
         while todo and self._stuck < 8:
             reader = threading.Thread(target=self._read, args=(todo, self._known), daemon=True)
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError:  # no thread more is allowed here: they stay unknown
+                return
             reader.join(within)
             if not reader.is_alive():
                 return
@@ -351,9 +378,10 @@ class Ending:
     """The stop of one launch, as a state machine that never waits: call :meth:`tick` when it is due.
 
     ``find`` returns the living members in one scan; it is asked again at every tick, and whatever it ever
-    returned stays a member. The root gets SIGTERM and ``grace`` seconds; then every member gets SIGKILL, and
-    again until two scans find nobody new (a process may fork while it is killed); resource trackers come
-    last. ``step`` says where it is: asking, grace, killing, trackers, done.
+    returned stays a member. The root gets SIGTERM and ``grace`` seconds, and whoever it could not tell of it
+    in its turn (a shell that waits for the server has no handler); then every member gets SIGKILL, and again
+    until two scans find nobody new (a process may fork while it is killed); resource trackers come last.
+    ``step`` says where it is: asking, grace, killing, trackers, done.
     """
 
     def __init__(
@@ -379,6 +407,7 @@ class Ending:
         self._daemons = daemons
         self._proofs = {} if proofs is None else proofs
         self._root = root
+        self._root_tells_nobody = False
         self._grace = grace
         self._began: float | None = None
         self._sent: dict[Identity, str] = {}
@@ -437,6 +466,7 @@ class Ending:
             workers = sorted(self._workers(living), key=lambda member: member[1])
             self._root = workers[0] if workers else None
         if self._root is not None:
+            self._root_tells_nobody = takes_sigterm(self._root[0]) == "ends"
             self._send(self._root, signal.SIGTERM)
         # A stopped process does not even take SIGTERM. Those under a debugger ("t") are left to it.
         for member in living:
@@ -449,9 +479,25 @@ class Ending:
         living = self._look()
         if self._hurried or now >= self._grace_ends or not self._workers(living):
             return True
-        if not self._root_seen_dead and self._root not in living:
+        if not self._root_seen_dead and self._root not in living and not self._ask_next(living):
             self._root_seen_dead = True
             self.shorten(now + AFTER_ROOT)
+        return False
+
+    def _ask_next(self, living: set[Identity]) -> bool:
+        """Let the oldest that hears SIGTERM lead where the leader died of it and told nobody; say whether one does.
+
+        A shell that started the server and waits has no handler: it ends at once, and the server behind it has not
+        been asked yet.
+        """
+        if not self._root_tells_nobody:
+            return False
+        for worker in sorted(self._workers(living), key=lambda member: (member[1], member[0])):
+            answer = takes_sigterm(worker[0])
+            if answer in ("ends", "calls"):
+                self._root, self._root_tells_nobody = worker, answer == "ends"
+                self._send(worker, signal.SIGTERM)
+                return True
         return False
 
     def _kill(self, now: float) -> float | None:

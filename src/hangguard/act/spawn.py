@@ -607,6 +607,8 @@ def _refusal(answer: Mapping[str, Any]) -> HangguardError:
         if number == errno.EACCES:
             return CommandNotExecutable(path, problem="the working directory may not be entered")
         return CommandNotFound(path, what="directory")
+    if number in {errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE}:  # nothing is wrong with the program
+        return GuardianFailed(f"{path!r} could not be started: {problem} (a limit of processes, memory or files)")
     if number in {errno.ENOENT, errno.ENOTDIR}:
         if os.sep in path and Path(path).exists():
             return CommandNotExecutable(path, problem="the interpreter named in its first line does not exist")
