@@ -85,6 +85,7 @@ def test_without_the_guardian_hidden_members_are_held_and_not_said_to_be_gone(tm
     case = {"name": "it", **HIDDEN, "kill_guardian": True, "limits": {"release_within": 1.0}}
     said = run_locked(tmp_path, ["hidden-pids"], [PROGRAMS / "locked.py", "asyncio", json.dumps(case)])
     told = json.loads(said.out.splitlines()[-1])["it"]
+    assert not told["said_to_have_ended"]
     assert told["raised"]["type"] == "LeftBehind"
     answer, detail = told["release"]["items"]["processes"]
     assert (answer, "hidden by /proc" in detail) == ("held", True)
@@ -112,15 +113,15 @@ def test_leftovers_go_where_leases_are_granted_and_nothing_else_does(tmp_path):
 
 def test_a_look_at_a_server_where_everything_is_refused_gives_its_table(tmp_path):
     code, out, err = told_of(tmp_path, ALL, {"name": "it", "diagnose": True})["it"]["diagnosed"]
-    assert (code, err) == (0, "")
-    assert out.startswith("READY, sglang")
+    assert (code in {0, 21}, err) == (True, "")  # 21: too little time on a busy machine; never 20, a hang
+    assert ", sglang, pid " in out.splitlines()[0]
     assert "Could not be seen\n" in out
     assert "  log: its output goes to /dev/null" in out
 
 
 def test_a_look_at_a_server_that_may_not_be_looked_into_says_so_for_each_member(tmp_path):
     code, out, err = told_of(tmp_path, [], {"name": "it", **HIDDEN, "diagnose": True})["it"]["diagnosed"]
-    assert (code, err) == (0, "")
+    assert (code in {0, 21}, err) == (True, "")
     unseen = out[out.index("Could not be seen") :]
     assert all(f"  {what}: " in unseen for what in ("log", "stacks", "bytes read"))
     assert "a member listens" not in out

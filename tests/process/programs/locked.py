@@ -47,7 +47,14 @@ async def run(case, outcome):
     try:
         async with supervision as server:
             if case.get("kill_guardian"):
-                os.kill(supervision.now.guarded.guardian_pid, signal.SIGKILL)
+                guarded = supervision.now.guarded
+                os.kill(guarded.guardian_pid, signal.SIGKILL)
+                while guarded.guardian_alive:
+                    await anyio.sleep(0.01)
+                last = (await server.sample()).t
+                while (await server.sample()).t == last:
+                    await anyio.sleep(0.01)
+                told["said_to_have_ended"] = guarded.exit is not None
             if case.get("die"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if case.get("diagnose"):
@@ -61,6 +68,7 @@ async def run(case, outcome):
     last = supervision.history[-1]
     told["verdict"] = {"verdict": last.verdict.verdict, "kind": last.verdict.kind, "why": last.verdict.why}
     told["verdict"]["unseen"] = list(getattr(last.verdict, "unseen", ()))
+    told["exit_code"] = last.exit_code
     told["log_path"] = last.log_path
     told["release"] = {
         "answer": last.release.answer,
