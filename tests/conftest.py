@@ -22,6 +22,8 @@ LONG = frozenset(
         "test_last_words.py", "test_pystacks.py",
         # Dozens of whole launches: as somebody uses it, interrupts it, writes it down wrongly.
         "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_preflight.py", "test_use.py",
+        # Whole launches as a plain user who may do little, one after the other.
+        "test_locked_down_each.py",
         # Calls into the driver that never return, each until its deadline.
         "test_faults.py", "test_preflight_gpus.py",
         # A gigabyte, really written; requests that are let finish, for as long as they take.

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from hangguard.changes import without_flag
 from hangguard.facts import PHASES, Gpu, Launch, Phase, Unseen
-from hangguard.store import write_private
+from hangguard.store import state_folder, write_private
 
 log = logging.getLogger("hangguard")
 
@@ -88,10 +86,8 @@ def driver_version() -> str:
 
 def default_path() -> str | None:
     """Return where the lessons are kept; ``None``: this user has no home."""
-    try:
-        return str(Path(platformdirs.user_state_dir("hangguard", appauthor=False)) / "learned.json")
-    except (OSError, RuntimeError):
-        return None
+    folder = state_folder()
+    return str(Path(folder) / "learned.json") if folder is not None else None
 
 
 def read_lesson(path: str, key: str) -> Lesson:

@@ -66,8 +66,9 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
     Never raises: a machine without a writable place gives a run without files, and says what is lost.
     """
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    lost: list[str] = []
-    for base in _bases(run_dir):
+    bases = _bases(run_dir)
+    lost = [] if bases else ["this user has no home folder, so no state folder: what this run teaches is not kept"]
+    for base in bases:
         try:
             path = _make(base, run_id)
             home = str(base.absolute()) if run_dir is None else None
@@ -85,6 +86,16 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
     return RunFolder(run_id=run_id, path=None, lost=tuple(lost), known_secrets=known)
 
 
+def state_folder() -> str | None:
+    """Return what of hangguard's stays in this user's home; ``None``: this user has no home."""
+    try:
+        path = platformdirs.user_state_dir("hangguard", appauthor=False)
+    except (OSError, RuntimeError):
+        return None
+    # An older platformdirs gives "~/…" where there is no home: a folder of that name in the working directory.
+    return path if Path(path).is_absolute() else None
+
+
 def places_of_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
     """Return where the folder of a run may be made, the best place first; the temporary ones come last.
 
@@ -98,10 +109,8 @@ def places_of_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, 
 def _bases(run_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
     if run_dir is not None:
         return (Path(run_dir),)
-    try:
-        return (Path(platformdirs.user_state_dir("hangguard", appauthor=False)) / "runs",)
-    except (OSError, RuntimeError):  # no home folder at all
-        return ()
+    state = state_folder()
+    return (Path(state) / "runs",) if state is not None else ()
 
 
 def _make(base: Path, run_id: str) -> str:

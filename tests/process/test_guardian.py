@@ -19,6 +19,7 @@ import pytest
 
 from hangguard.act import _link, _tree
 from hangguard.act.spawn import guarded
+from hangguard.act.trial import try_guardian
 from hangguard.errors import CommandNotExecutable, CommandNotFound, GuardianFailed, WrongProcess
 from hangguard.facts import Unseen
 
@@ -125,6 +126,12 @@ def supervisor(keep, tmp_path, *arguments):
 
 
 # ------------------------------------------------------------------------------------------ stopping
+
+
+async def test_a_guardian_that_guards_nothing_yet_answers_a_question():
+    """So preflight tries it."""
+    trial = await try_guardian(within=20.0)
+    assert trial.problem == ""
 
 
 async def test_stop_ends_every_member_and_nobody_else(serve, members, bystanders, tmp_path):

@@ -461,11 +461,13 @@ class Ending:
 
     def _ask(self, now: float) -> None:
         living = self._look()
-        if self._root not in living:
+        if self._root is not None and self._root[0] in self._hidden_children():
+            self._ask_hidden(self._root)
+        elif self._root not in living:
             # The launcher is gone and its workers are not: the oldest of them leads now.
             workers = sorted(self._workers(living), key=lambda member: member[1])
             self._root = workers[0] if workers else None
-        if self._root is not None:
+        if self._root is not None and self._root in living:
             self._root_tells_nobody = takes_sigterm(self._root[0]) == "ends"
             self._send(self._root, signal.SIGTERM)
         # A stopped process does not even take SIGTERM. Those under a debugger ("t") are left to it.
@@ -476,10 +478,11 @@ class Ending:
         self.step = "grace"
 
     def _grace_is_over(self, now: float) -> bool:
-        living = self._look()
-        if self._hurried or now >= self._grace_ends or not self._workers(living):
+        living, hidden = self._look(), self._hidden_children()
+        if self._hurried or now >= self._grace_ends or not (self._workers(living) or hidden):
             return True
-        if not self._root_seen_dead and self._root not in living and not self._ask_next(living):
+        is_there = self._root in living or (self._root is not None and self._root[0] in hidden)
+        if not self._root_seen_dead and not is_there and not self._ask_next(living):
             self._root_seen_dead = True
             self.shorten(now + AFTER_ROOT)
         return False
@@ -572,6 +575,17 @@ class Ending:
         if entry.identity in self._daemons.left:
             return True
         return bool(self._daemons.spare([entry.pid], {**self._entries, entry.pid: entry}))
+
+    def _hidden_children(self) -> set[int]:
+        children = self._children() if self._children is not None else ()
+        return {pid for pid in children if read_entry(pid) is None}
+
+    def _ask_hidden(self, child: Identity) -> None:
+        """Ask a child of our own to end that /proc does not show: nobody else can have its pid before we reap it."""
+        self._members.add(child)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            with contextlib.suppress(OSError):
+                os.kill(child[0], number)
 
     def _kill_hidden(self, child: Identity) -> bool:
         """Kill a child of our own that /proc does not show: under hidepid what we may not trace, say another user's."""

@@ -28,6 +28,7 @@ from hangguard.errors import (
     WrongProcess,
 )
 from hangguard.facts import Daemon, EndedProcess, Exit, HeldFile, RemovedFile, Survivor, Unseen
+from hangguard.observe import procfs
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
@@ -487,13 +488,14 @@ class Guarded:
             files = self._kept_files(ended.reason)
             return self._stopped(self._remembered, left, began, "supervisor", files=files, files_unseen=unseen)
         self._remembered |= ended.members
-        if ended.survivors:
+        survivors = [*ended.survivors, *self._hidden_members()]
+        if survivors:
             files = self._kept_files("a member lives")
         else:
             files = await clear_files(self._files.values())
         return self._stopped(
-            ended.members,
-            ended.survivors,
+            ended.members | {(one["pid"], one["started"]) for one in survivors},
+            survivors,
             began,
             "supervisor",
             ended.daemons,
@@ -523,6 +525,12 @@ class Guarded:
                 self._files[held.key_of(file)] = file
         return tuple(look.left_out[:16])
 
+    def _hidden_members(self) -> list[dict[str, Any]]:
+        """Return the members that /proc does not show: only the guardian, their parent, could tell that they ended."""
+        hidden = [who for who in sorted(self._remembered) if procfs.is_hidden(who[0])]
+        unknown = {"title": "hidden by /proc", "state": "?", "wait_channel": ""}
+        return [{"pid": pid, "started": started, **unknown} for pid, started in hidden]
+
     def _kept_files(self, why: str) -> tuple[RemovedFile, ...]:
         return as_removed(_lease.answer_of(file, None, why) for file in self._files.values())
 
@@ -538,7 +546,9 @@ class Guarded:
         if self.exit is not None:
             return
         if self._root_pidfd is None:
-            await poll_until(lambda: not _tree.is_alive((self.pid, self.started)), every=0.5)
+            # What /proc hides is not seen to have ended.
+            who = (self.pid, self.started)
+            await poll_until(lambda: not (_tree.is_alive(who) or procfs.is_hidden(self.pid)), every=0.5)
             self._note_exit(Unseen("the guardian died first, and this system has no pidfds"))
             return
         await anyio.wait_readable(self._root_pidfd)

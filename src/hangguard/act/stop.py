@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from hangguard.act.gpus import Gpus, gpu_memory, is_member
 from hangguard.act.spawn import Stopped
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
+from hangguard.observe import procfs
 from hangguard.observe.devices import DeviceHolders, look_who_has_gpus_open
 from hangguard.observe.left_elsewhere import Appeared, look_what_appeared
 from hangguard.observe.port_left import PortLeft
@@ -137,16 +137,16 @@ def _survivors(stopped: Stopped) -> tuple[Survivor, ...]:
 def _as_it_is(survivor: Survivor) -> Survivor | None:
     """Return it with its state now; ``None``: it is gone. One that cannot be seen is not gone."""
     try:
-        if survivor.started == 0:  # hidden from us (hidepid): signal 0 asks only whether there is one
-            os.kill(survivor.pid, 0)
+        if procfs.is_hidden(survivor.pid):
             return survivor
         entry = _tree.read_entry(survivor.pid)
     except ProcessLookupError:
         return None
     except OSError:
         return survivor
-    gone = entry is None or entry.started != survivor.started or entry.dead
-    return None if entry is None or gone else replace(survivor, state=entry.state)
+    if entry is None or entry.dead or survivor.started not in {entry.started, 0}:  # 0: it was hidden until now
+        return None
+    return replace(survivor, state=entry.state)
 
 
 def _daemons(stopped: Stopped) -> tuple[Daemon, ...]:

@@ -212,6 +212,8 @@ def port(memory: Memory) -> Finding:
         return found(name, "supported", f"{memory.rules.proxy} is set, and loopback is not exempt from it")
     if listener is None:
         return found(name, "ruled out", "nobody listens yet, which is normal until a start is over")
+    if listener.ours is None:
+        return found(name, "open", f"who listens on port {sample.port.port} cannot be seen")
     return found(name, "ruled out", "a member listens")
 
 
