@@ -22,7 +22,7 @@ import platformdirs
 
 from hangguard.changes import without_flag
 from hangguard.facts import PHASES, Gpu, Launch, Phase, Unseen
-from hangguard.store import write_private
+from hangguard.store import why_not_for_root, write_private
 
 log = logging.getLogger("hangguard")
 
@@ -87,9 +87,10 @@ def driver_version() -> str:
 
 
 def default_path() -> str | None:
-    """Return where the lessons are kept; ``None``: this user has no home."""
+    """Return where the lessons are kept; ``None``: this user has no home, or root has somebody else's."""
     try:
-        return str(Path(platformdirs.user_state_dir("hangguard", appauthor=False)) / "learned.json")
+        path = Path(platformdirs.user_state_dir("hangguard", appauthor=False)).absolute() / "learned.json"
+        return None if why_not_for_root(path) else str(path)
     except (OSError, RuntimeError):
         return None
 

@@ -176,8 +176,8 @@ class Guarded:
         self._clock = clock
         self._remembered: set[Identity] = set()
         self._files: dict[tuple[Any, ...], held.Plain] = {}
-        self.shm_before: frozenset[tuple[int, int]] = frozenset()
-        """(device, inode) of what lay in /dev/shm before the launch."""
+        self.shm_before: frozenset[tuple[int, int]] | None = None
+        """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
         self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
@@ -223,19 +223,23 @@ class Guarded:
         if new and self.guardian_alive:
             self._link.post({"do": "remember", "members": sorted(new)})
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
         """Note all that members were ever seen to have, and that is still there: it goes with their end.
 
         What is no longer among it is forgotten. Cheap when nothing is new. Left out is what cannot be theirs alone,
-        see :func:`hangguard.held.may_be_left`.
+        see :func:`hangguard.held.may_be_left`; ``others`` (device, inode) was seen to be somebody else's too.
         """
         self._check_owner()
+        not_ours = set(others) - (self.shm_before or frozenset())
+        if self.shm_before is not None:
+            self.shm_before |= not_ours
         plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self.shm_before)}
         new = [file for key, file in plain.items() if key not in self._files]
         gone = [file for key, file in self._files.items() if key not in plain]
         self._files = plain
-        if (new or gone) and self.guardian_alive:
-            self._link.post({"do": "files", "new": _lease.carried(new), "gone": _lease.carried(gone)})
+        if (new or gone or not_ours) and self.guardian_alive:
+            told = {"new": _lease.carried(new), "gone": _lease.carried(gone), "others": sorted(not_ours)}
+            self._link.post({"do": "files", **told})
 
     def hurry(self) -> None:
         """End the grace of the stop in progress, or of the one to come. For any thread, and for signal handlers."""
@@ -325,7 +329,8 @@ class Guarded:
             raise _refusal(answer)
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
-        self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
+        if answer["before"] is not None:
+            self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
         self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
@@ -484,11 +489,13 @@ class Guarded:
 
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
-        lane, look = Lane("held files"), held.Look(())
+        lane, look, others = Lane("held files"), held.Look(()), held.Others()
 
         def run() -> None:
-            look.add(self._find_members(_tree.read_entries()))
-            look.run()
+            members = self._find_members(_tree.read_entries())
+            look.add(members)
+            new = [file for file in look.run() if held.key_of(file) not in self._files]
+            others.run(new, members, self.shm_before)
 
         try:
             done = await lane.ask(run, within=LOOK_WITHIN)
@@ -498,6 +505,10 @@ class Guarded:
             lane.close()
         if isinstance(done, Unseen) and not look.skip(done.reason):
             look.left_out.append(done.reason)
+        if self.shm_before is None:
+            look.left_out.append("what lay in /dev/shm before the launch")
+        else:
+            self.shm_before |= others.files()
         for file in look.found:
             if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file

@@ -38,7 +38,7 @@ async def prove_release(
     gpu_baseline: Gpus,
     look_at_gpus: Callable[[], Awaitable[Gpus]],
     who_listens: Callable[[int], Awaitable[Listener | Unseen | None]],
-    shm_before: frozenset[str],
+    shm_before: frozenset[str] | None,
     files_unseen: tuple[str, ...] | None = None,
     within: float,
     look_at_devices: Callable[[], Awaitable[DeviceHolders | Unseen]] = look_who_has_gpus_open,
@@ -49,10 +49,10 @@ async def prove_release(
     """Look until everything of an attempt is released, at most ``within`` seconds, and say what is left.
 
     ``members`` are all that ever were; ``gpu_baseline`` is what the GPUs held before the launch, and
-    ``shm_before`` what /dev/shm listed. ``files_unseen``: what could not be seen of what members had there; ``None``:
-    it was not looked for, and nothing is said of files. ``driver_names_us``: whether the driver has ever named a
-    member. "Could not look" is unknown, not released. Names that are new in /dev/shm, and that no member was seen to
-    have, are listed and never deleted: being new proves nothing.
+    ``shm_before`` what /dev/shm listed (``None``: it could not be listed). ``files_unseen``: what could not be seen of
+    what members had there; ``None``: it was not looked for, and nothing is said of files. ``driver_names_us``: whether
+    the driver has ever named a member. "Could not look" is unknown, not released. Names that are new in /dev/shm, and
+    that no member was seen to have, are listed and never deleted: being new proves nothing.
     """
     began = clock()
     pause = 0.1
@@ -86,7 +86,7 @@ async def prove_release(
         survivors=survivors,
         daemons=_daemons(stopped),
         files=files,
-        unattributed_files=unattributed,
+        unattributed_files=() if isinstance(unattributed, Unseen) else unattributed,
         seconds=clock() - began,
     )
 
