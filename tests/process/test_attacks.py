@@ -4,10 +4,9 @@ Every attack is real, and each has somebody whose thing survives it.
 """
 
 import json
-import mmap
 import os
+import resource
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,17 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from seen import PROGRAMS, target, until, until_sync
+from seen import PROGRAMS, target, until
 from test_files import answers, killed_guardian, litter, look, program, said  # noqa: F401 - a fixture
 from test_guardian import keep, serve  # noqa: F401 - fixtures
 
 from hangguard import held
 from hangguard.act import _tree
-from hangguard.facts import Ask
-from hangguard.learned import default_path
+from hangguard.act._hole import HollowFile
 from hangguard.observe import Shared
 from hangguard.observe.held_files import HeldFilesProbe
-from hangguard.store import open_run_folder
 
 pytestmark = pytest.mark.anyio
 
@@ -157,19 +154,117 @@ def children(pid):
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-async def test_where_shared_memory_cannot_be_listed_nothing_in_it_is_taken_for_new(tmp_path):
-    """A folder that may be entered and not read: what lay there before the launch is not known."""
-    inside = (
-        "mount -t tmpfs -o mode=1333 none /dev/shm && exec setpriv --bounding-set -dac_override,-dac_read_search "
-        '--inh-caps -dac_override,-dac_read_search "$@"'
-    )
-    command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, str(PROGRAMS / "unlisted_user.py")]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+def told(kind, folder, *place, **env):
+    """What a supervising program says in a place of its own."""
+    command = [*place, sys.executable, str(PROGRAMS / "attacks_user.py"), kind, str(folder)]
+    env = {**os.environ, **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["listing"] == "Permission denied"
-    assert told["theirs"] == "somebody's"
-    assert told["answers"] == []
-    assert "before the launch" in told["unseen"]
-    assert told["item"][0] == "unknown"
-    assert told["unattributed"] == []  # and nobody is told to remove them
+    return json.loads(done.stdout)
+
+
+ENTERED_AND_NOT_LISTED = (
+    "mount -t tmpfs -o mode=1333 none /dev/shm && exec setpriv --bounding-set -dac_override,-dac_read_search "
+    '--inh-caps -dac_override,-dac_read_search "$@"'
+)
+
+
+def test_where_shared_memory_cannot_be_listed_nothing_in_it_is_taken_for_new(tmp_path):
+    seen = told("unlisted", tmp_path, "unshare", "--mount", "sh", "-c", ENTERED_AND_NOT_LISTED, "sh")
+    assert seen["listing"] == "Permission denied"
+    assert seen["theirs"] == "somebody's"
+    assert seen["files"] == []
+    assert seen["item"][0] == "unknown"
+    assert "before" in seen["item"][1]
+    assert seen["unattributed"] == []  # so that nobody is told to remove what was there before
+
+
+# ------------------------------------------------------------------------------------------- processes
+
+
+def test_the_pid_of_a_guardian_that_the_program_itself_has_reaped_is_not_signalled(tmp_path):
+    seen = told("reused-guardian", tmp_path, "unshare", "--pid", "--fork", "--mount-proc")
+    assert seen == {"same_pid": True, "heir": None, "root_lives": False, "in_time": True}
+
+
+def test_children_that_cannot_be_listed_are_not_none(monkeypatch):
+    """A list that cannot be opened would be the proof that nobody is left."""
+    assert children(os.getpid()) == _tree.own_children() == []
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tasks = os.listdir("/proc/self/task")
+    monkeypatch.setattr(os, "listdir", lambda _: tasks)  # the first descriptor is there, the second is not
+    free = os.dup(0)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            _tree.own_children()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def test_a_log_that_was_moved_away_is_kept_as_it_is(tmp_path):
+    """By somebody who wants to keep it; the server writes on into it."""
+    log = tmp_path / "server.log"
+    log.write_bytes(b"line\n" * 1_000_000)
+    file = HollowFile(str(log), held.file_id(log.stat()), 1 << 20)
+    try:
+        assert file.keep() > 0
+        kept = log.rename(tmp_path / "kept.log")
+        with kept.open("ab") as writer:
+            writer.write(b"line\n" * 1_000_000)
+        content = kept.read_bytes()
+        for take_its_name in (lambda: None, lambda: log.write_bytes(b"somebody's")):
+            take_its_name()
+            with pytest.raises(OSError, match="another name"):
+                file.keep()
+        assert kept.read_bytes() == content
+        kept.replace(log)
+        assert file.keep() > 0
+    finally:
+        file.close()
+
+
+def owned(folder, user):
+    folder.mkdir(parents=True)
+    os.chown(folder, user, user)
+    return folder
+
+
+@pytest.fixture
+def open_tmp():
+    """A folder that every user can enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+def test_root_keeps_nothing_in_the_home_of_the_user_who_called_sudo(open_tmp):
+    home = owned(open_tmp / "home", 65534)
+    state = owned(home / ".local" / "state" / "hangguard", 65534)
+    temp = owned(home / "tmp", 65534)
+    lessons = state / "learned.json"
+    lessons.write_text("the user's")
+    os.chown(lessons, 65534, 65534)
+    env = {"HOME": str(home), "TMPDIR": str(temp), "XDG_STATE_HOME": ""}
+    seen = told("places", open_tmp, **env)
+    made = Path(seen["path"])
+    made.joinpath(".hangguard-run").unlink(missing_ok=True)
+    made.rmdir()
+    assert made.parent == Path("/tmp")
+    assert (seen["home"], seen["learned"]) == (None, None)
+    assert f"{home} belongs to user 65534, and this is root" in " ".join(seen["lost"])
+    assert sorted(path.name for path in home.rglob("*")) == [".local", "hangguard", "learned.json", "state", "tmp"]
+    assert lessons.stat().st_uid == 65534
+
+
+def test_root_keeps_its_own_in_its_own_home_and_a_user_his_in_his(open_tmp):
+    own = open_tmp / "root"
+    own.mkdir()
+    seen = told("places", open_tmp, HOME=str(own), XDG_STATE_HOME="")
+    assert Path(seen["path"]).is_relative_to(own)
+    assert seen["lost"] == []
+    assert seen["learned"] == str(own / ".local/state/hangguard/learned.json")

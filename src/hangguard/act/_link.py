@@ -167,6 +167,8 @@ class Link:
         if self.pidfd is not None:
             with contextlib.suppress(OSError), self._second_pidfd() as pidfd:  # none is left: then by asking
                 await anyio.wait_readable(pidfd.number)
+                if self.process.poll() is None:  # reaped by the program itself, and its pid is another child's by now
+                    self.process.returncode = 0
         await poll_until(lambda: self.process.poll() is not None)
 
     def _second_pidfd(self) -> contextlib.closing[Descriptor]:
