@@ -268,3 +268,33 @@ def test_root_keeps_its_own_in_its_own_home_and_a_user_his_in_his(open_tmp):
     assert Path(seen["path"]).is_relative_to(own)
     assert seen["lost"] == []
     assert seen["learned"] == str(own / ".local/state/hangguard/learned.json")
+
+
+def with_the_inode_of(log, folder):
+    """Make a file that gets the inode which a file that is gone has had."""
+    for number in range(2000):  # others on the same disk make files too
+        path = folder / f"inode-{number}"
+        path.touch()
+        if held.file_id(path.stat()) == log:
+            return path
+    raise AssertionError(f"no file got {log}")
+
+
+async def test_another_run_whose_log_has_got_the_inode_of_a_removed_one_lives_on(serve, tmp_path):  # noqa: F811
+    """The guardian is dead, and nobody of the launch has the log any more: the kernel gives its inode to the next."""
+    argv = [sys.executable, "-c", "import os, time; os.closerange(0, 3); time.sleep(60)"]
+    async with serve(argv=argv) as server:
+        log = Path(tmp_path / "server.log")
+        await until(lambda: not os.listdir(f"/proc/{server.pid}/fd"))
+        await killed_guardian(server)
+        other = tmp_path / "other"
+        other.mkdir()
+        log.unlink()
+        with_the_inode_of(server.log_id, tmp_path).rename(other / "server.log")
+        async with serve(argv=["/bin/sleep", "60"], folder=other) as neighbour:
+            assert neighbour.log_id == server.log_id
+            stopped = await server.stop(grace=0.2)
+            assert stopped.survivors == ()
+            assert not psutil.pid_exists(server.pid)
+            assert psutil.pid_exists(neighbour.pid)
+            assert neighbour.exit is None

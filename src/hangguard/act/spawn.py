@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -174,6 +174,7 @@ class Guarded:
         self._owner = os.getpid()
         self._death_grace = death_grace
         self._clock = clock
+        self._log_path: bytes | None = None
         self._remembered: set[Identity] = set()
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self.shm_before: frozenset[tuple[int, int]] | None = None
@@ -329,6 +330,7 @@ class Guarded:
             raise _refusal(answer)
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
+        self._log_path = None if message["log_path"] is None else message["log_path"].encode("latin-1")
         if answer["before"] is not None:
             self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
@@ -519,7 +521,18 @@ class Guarded:
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
         spare = None if self._daemons is None else self._daemons.spare
-        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare)
+        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self._named_log(), spare=spare)
+
+    def _named_log(self) -> Identity | None:
+        """Return the log if it still has its name. Blocks.
+
+        The guardian had it open as long as it lived. Without that, and without a name, the kernel may have given its
+        inode to another file: to the log of another run, for example, with members of its own.
+        """
+        with suppress(OSError, ValueError):
+            if self._log_path is not None and held.file_id(os.lstat(self._log_path)) == self.log_id:
+                return self.log_id
+        return None
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""

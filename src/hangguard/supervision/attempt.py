@@ -516,6 +516,7 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
     """Return what the probes must know of this attempt."""
     return Target(
         guardian_pid=guarded.guardian_pid,
+        guardian_started=guarded.guardian_started,
         root=(guarded.pid, guarded.started),
         log_path=log_path,
         launch=launch,
