@@ -147,7 +147,7 @@ class Guardian:
             return
         self._proofs[self._root] = _tree.LAUNCHED
         self._daemons = self._new_daemons()
-        before = sorted(self._left.before)
+        before = None if self._left.before is None else sorted(self._left.before)
         self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
 
     def _start(self, message: dict[str, Any]) -> tuple[int, int]:
@@ -324,6 +324,7 @@ class Guardian:
         elif what == "files":
             self._left.remember(_lease.received(message["new"]))
             self._left.forget(_lease.received(message["gone"]))
+            self._left.leave_to_others(message["others"])
         elif what == "stacks":
             self._read_stack(message)
         elif what == "last-words":

@@ -16,6 +16,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections import deque
 
 TYPE_CHECKING = False
@@ -44,22 +45,24 @@ def file_id(found: os.stat_result) -> FileId:
 def names_in(folder: str = SHARED_MEMORY) -> dict[FileId, str]:
     """Return what lies directly in the folder of shared memory, where shm_open(3) and sem_open(3) put everything.
 
-    Costs no look at the files themselves. Empty where there is no such folder.
+    Costs no look at the files themselves. Empty where there is no such folder; raises :class:`OSError` where it cannot
+    be listed: a folder that may be entered and not read is not an empty one.
     """
     try:
         device = os.stat(folder).st_dev
         with os.scandir(folder) as entries:
             return {(device, entry.inode()): entry.path for entry in entries}
-    except OSError:
+    except FileNotFoundError:
         return {}
 
 
-def may_be_left(file: Plain, before: Iterable[FileId] = (), *, folder: str = SHARED_MEMORY) -> bool:
+def may_be_left(file: Plain, before: Iterable[FileId] | None = (), *, folder: str = SHARED_MEMORY) -> bool:
     """Whether something that a member was seen to have may be removed once nobody has it.
 
     The name of a socket was made by whoever bound it. A file in /dev/shm is taken for shared memory if it was not there
     ``before`` the launch, lies in no folder of its own, and was mapped to be shared and written. Weights that somebody
-    copied there, a cache or a log that the server keeps there are none of that: they are somebody's files.
+    copied there, a cache or a log that the server keeps there are none of that: they are somebody's files. ``before``
+    is ``None`` where it could not be seen: then nothing is known to be new.
 
     What lies elsewhere is looked at only under the names and in the places that engines use, see ``elsewhere``, and
     only if it is new: a build lock that was open, a rendezvous file that was open or whose name a member carries, a
@@ -70,9 +73,10 @@ def may_be_left(file: Plain, before: Iterable[FileId] = (), *, folder: str = SHA
     if file["kind"] in {"lock", "rendezvous"}:
         return True
     if file["kind"] == "pool":
-        return bool(file["held"] == "shared")
+        return bool(file["held"] == "shared") and (file["device"], file["inode"]) not in (before or ())
     is_alone = os.path.dirname(file["path"]) == folder  # noqa: PTH120
-    return is_alone and file["held"] == "shared" and (file["device"], file["inode"]) not in before
+    is_new = before is not None and (file["device"], file["inode"]) not in before
+    return is_alone and file["held"] == "shared" and is_new
 
 
 def key_of(file: Plain) -> tuple[Any, ...]:
@@ -93,8 +97,12 @@ class Look:
     ) -> None:
         self.left_out: list[str] = []
         """What could not be looked at, each with the reason."""
+        self.unread: set[Identity] = set()
+        """Whose descriptors or memory map could not be read, though they live."""
         self.at: Identity | None = None
         """Whose turn it is; ``None``: nobody's."""
+        self.since = 0.0
+        """Since when it is his turn, by the monotonic clock."""
         self._proc = proc
         self._folder = folder
         self._todo = deque(identities)
@@ -111,6 +119,11 @@ class Look:
         """Return what was found so far, once a process and file: mappings with the fields of ``facts.HeldFile``."""
         return list(self._found.values())
 
+    @property
+    def is_done(self) -> bool:
+        """Whether everybody was looked at."""
+        return not self._todo and self.at is None
+
     def add(self, identities: Iterable[Identity]) -> None:
         """Look at these too."""
         self._todo.extend(identities)
@@ -121,6 +134,7 @@ class Look:
         if self._names is None:
             self._prepare()
         while self._todo and turn == self._turn:
+            self.since = time.monotonic()
             self.at = identity = self._todo.popleft()
             self._read(identity)
             if turn == self._turn:
@@ -133,6 +147,7 @@ class Look:
         held_up, self.at = self.at, None
         if held_up is not None:
             self.left_out.append(f"pid {held_up[0]}: {reason}")
+            self.unread.add(held_up)
         return held_up is not None
 
     # ---------------------------------------------------------------------------------- once a look
@@ -188,6 +203,7 @@ class Look:
     def _leave_out(self, identity: Identity, problem: OSError) -> None:
         if not isinstance(problem, (FileNotFoundError, ProcessLookupError)):  # these mean that it has ended
             self.left_out.append(f"pid {identity[0]}: {_reason(problem)}")
+            self.unread.add(identity)
 
     def _read_descriptors(self, folder: int, identity: Identity) -> None:
         opened = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
@@ -283,6 +299,99 @@ class Look:
         known = self._found.get(key)
         if known is None or ORDER.index(held) > ORDER.index(known["held"]):
             self._found[key] = file
+
+
+class Others:
+    """Who else writes to shared memory that members have: a trainer, another server, a client that shares it.
+
+    Then it is not the launch's alone, whoever made it, and stays when all of the launch have ended. Only who has it
+    mapped to be shared and written counts, so that a person who looks into a file in passing keeps nothing. Below the
+    ``guardian``, or below a member, nobody is a stranger: a member may have forked a moment ago.
+    """
+
+    def __init__(
+        self,
+        *,
+        guardian: int = 0,
+        proc: str = "/proc",
+        folder: str = SHARED_MEMORY,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._guardian = guardian
+        self._proc = proc
+        self._folder = folder
+        self._files: frozenset[FileId] = frozenset()
+        self._members: frozenset[Identity] = frozenset()
+        self.look = Look((), proc=proc, folder=folder, elsewhere=elsewhere)
+
+    def run(self, found: Iterable[Plain], members: Iterable[Identity], before: Iterable[FileId] | None) -> None:
+        """Look at everybody, if something of what members were found to have may be left."""
+        if self.begin(found, members, before):
+            self.look.run()
+
+    def begin(
+        self,
+        found: Iterable[Plain],
+        members: Iterable[Identity],
+        before: Iterable[FileId] | None,
+        *,
+        but: Iterable[Identity] = (),
+    ) -> bool:
+        """Note at whom to look, but for some; return whether there is a reason to.
+
+        Of processes that may not be looked at nothing is known.
+        """
+        mapped = (file for file in found if file["kind"] in {"file", "pool"})
+        left = [file for file in mapped if may_be_left(file, before, folder=self._folder)]
+        self._files, self._members = frozenset((file["device"], file["inode"]) for file in left), frozenset(members)
+        if self._files:
+            self.look.add(_everybody(self._proc) - self._members - frozenset(but))
+        return bool(self._files)
+
+    def files(self) -> set[FileId]:
+        """Return to which of the files somebody else writes, as far as it was looked."""
+        ours = {pid for pid, _ in self._members} | {self._guardian}
+        found: set[FileId] = set()
+        for file in self.look.found:
+            which = (file["device"], file["inode"])
+            if file["held"] == "shared" and which in self._files and _is_no_child(file["pid"], ours, self._proc):
+                found.add(which)
+        return found
+
+
+def _everybody(proc: str) -> set[Identity]:
+    found: set[Identity] = set()
+    for name in os.listdir(proc):
+        if name.isdigit():
+            try:
+                folder = os.open(f"{proc}/{name}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            try:
+                found.add((int(name), _started(folder)))
+            except (OSError, IndexError):
+                continue  # it has ended, or is hidden
+            finally:
+                os.close(folder)
+    return found
+
+
+def _is_no_child(pid: int, of: set[int], proc: str) -> bool:
+    """Whether a process descends from none of these. One that has ended meanwhile might: it is not known."""
+    while pid > 1:
+        if pid in of:
+            return False
+        try:
+            folder = os.open(f"{proc}/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            pid = int(_fields(folder)[1])
+        except (OSError, IndexError):
+            return False
+        finally:
+            os.close(folder)
+    return True
 
 
 # ---------------------------------------------------------------------------------------------- reading

@@ -20,7 +20,7 @@ from typing import Any
 
 from hangguard.changes import without_flag
 from hangguard.facts import PHASES, Gpu, Launch, Phase, Unseen
-from hangguard.store import state_folder, write_private
+from hangguard.store import state_folder, why_not_for_root, write_private
 
 log = logging.getLogger("hangguard")
 
@@ -85,9 +85,11 @@ def driver_version() -> str:
 
 
 def default_path() -> str | None:
-    """Return where the lessons are kept; ``None``: this user has no home."""
+    """Return where the lessons are kept; ``None``: this user has no home, or root has somebody else's."""
     folder = state_folder()
-    return str(Path(folder) / "learned.json") if folder is not None else None
+    if folder is None or why_not_for_root(Path(folder)):
+        return None
+    return str(Path(folder) / "learned.json")
 
 
 def read_lesson(path: str, key: str) -> Lesson:

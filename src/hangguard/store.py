@@ -70,6 +70,8 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
     lost = [] if bases else ["this user has no home folder, so no state folder: what this run teaches is not kept"]
     for base in bases:
         try:
+            if run_dir is None and (problem := why_not_for_root(base)):
+                raise PermissionError(0, problem)
             path = _make(base, run_id)
             home = str(base.absolute()) if run_dir is None else None
             return RunFolder(
@@ -78,7 +80,8 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
         except OSError as problem:
             lost.append(f"{base} cannot be used ({problem.strerror or problem})")
     try:
-        path = tempfile.mkdtemp(prefix=TEMPORARY)
+        strange = why_not_for_root(Path(tempfile.gettempdir()).absolute())
+        path = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp" if strange else None)  # noqa: S108 - made private
         lost.append(f"the files of this run are in {path}, which may not outlive the machine's next start")
         return RunFolder(run_id=run_id, path=path, lost=tuple(lost), known_secrets=known)
     except OSError as problem:
@@ -104,6 +107,28 @@ def places_of_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, 
     named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))  # as tempfile looks for them
     temporary = (*filter(None, named), "/tmp", "/var/tmp")  # noqa: S108 - looked at
     return (*(str(base.absolute()) for base in _bases(run_dir)), *dict.fromkeys(map(os.path.abspath, temporary)))
+
+
+def why_not_for_root(path: Path) -> str:
+    """Return why root makes nothing there: ``sudo`` may keep HOME or TMPDIR. Empty: it may, or this is not root.
+
+    Files of root's in another user's folder are in his way, and what root does there he could lead elsewhere by a link.
+    """
+    if os.geteuid() != 0 or not _sees_every_user():
+        return ""
+    for folder in reversed([path, *path.parents]):
+        with suppress(FileNotFoundError):
+            owner = folder.lstat().st_uid
+            if owner != 0:
+                return f"{folder} belongs to user {owner}, and this is root"
+    return ""
+
+
+def _sees_every_user() -> bool:
+    """Whether no user is shown as nobody, as those are that a container does not know: user_namespaces(7)."""
+    with suppress(OSError):
+        return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", "4294967295"]
+    return True
 
 
 def _bases(run_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:

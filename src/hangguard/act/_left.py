@@ -6,6 +6,7 @@ thread watches for the supervisor's death; so nothing here waits, and everything
 
 from __future__ import annotations
 
+import os
 import time
 
 TYPE_CHECKING = False
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hangguard.act import _lease
     from hangguard.act._aside import Aside
     from hangguard.elsewhere import Elsewhere
-    from hangguard.held import Look
+    from hangguard.held import Look, Others
 
     Identity = tuple[int, int]
     Plain = dict[str, Any]
@@ -39,8 +40,8 @@ class Left:
     def __init__(self, aside: Aside, *, held: Any, lease: Any) -> None:
         self.elsewhere: Elsewhere | None = None
         """Where else this launch may leave files, and what lay there before it."""
-        self.before: frozenset[tuple[int, int]] = frozenset()
-        """What lay in /dev/shm before the launch: (device, inode)."""
+        self.before: frozenset[tuple[int, int]] | None = None
+        """What lay in /dev/shm before the launch, or is somebody else's too: (device, inode). ``None``: unseen."""
         self.unseen: list[str] = []
         """What the last look could not see."""
         self._aside = aside
@@ -48,14 +49,19 @@ class Left:
         self._lease = lease
         self._files: dict[tuple[Any, ...], Plain] = {}
         self._removed: list[Plain] = []
+        self._why_unseen = ""
         self._look: Look | None = None
+        self._others: Others | None = None
         self._look_began = 0.0
         self._clearing: _lease.Clearing | None = None
         self._cleared: list[tuple[Any, ...]] = []
 
     def note_before(self) -> None:
-        """Note what is there already: nothing of it is ours."""
-        self.before = frozenset(self._held.names_in())
+        """Note what is there already: nothing of it is ours. Where it cannot be seen nothing there ever is."""
+        try:
+            self.before = frozenset(self._held.names_in())
+        except OSError as problem:
+            self._why_unseen = f"what lay in /dev/shm before the launch: {problem.strerror or problem}"
 
     def remember(self, files: Iterable[Plain]) -> None:
         """Note what members were seen to have, as far as it could be left."""
@@ -67,16 +73,25 @@ class Left:
         for file in files:
             self._files.pop(self._held.key_of(file), None)
 
+    def leave_to_others(self, files: Iterable[Iterable[int]]) -> None:
+        """Drop what is not the launch's alone, (device, inode), and never take it again."""
+        if self.before is not None:
+            self.before |= {(device, inode) for device, inode in files}
+            self._files = {k: file for k, file in self._files.items() if self._held.may_be_left(file, self.before)}
+
     # ------------------------------------------------------------------------------------- looking
 
     def look(self, find: Callable[[], Iterable[Identity]]) -> None:
         """Begin to look at what the members have now; :meth:`looks_until` says for how long to hold back signals."""
         look = self._look = self._held.Look((), elsewhere=self.elsewhere)
+        others = self._others = self._held.Others(guardian=os.getpid(), elsewhere=self.elsewhere)
         self._look_began = time.monotonic()
 
         def run() -> Plain:
-            look.add(find())
-            look.run()
+            members = set(find())
+            look.add(members)
+            new = [file for file in look.run() if self._held.key_of(file) not in self._files]
+            others.run(new, members, self.before)
             return {}
 
         self._aside.do(run, within=LOOK_WITHIN, label={"say": "looked", "of": look})
@@ -90,11 +105,14 @@ class Left:
 
     def _end_look(self, problem: str) -> None:
         look, self._look = self._look, None
+        others, self._others = self._others, None
         assert look is not None
+        assert others is not None
         if problem and not look.skip(problem):
             look.left_out.append(problem)
-        self.unseen = look.left_out[:16]
+        self.unseen = [*filter(None, [self._why_unseen]), *look.left_out][:16]
         self.remember(look.found)
+        self.leave_to_others(others.files())
 
     # ------------------------------------------------------------------------------------ clearing
 

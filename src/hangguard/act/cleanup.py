@@ -275,15 +275,20 @@ def _as_ended(belonging: Belonging, living: frozenset[Identity]) -> _tree.Ended:
 
 async def _note_files(cleaning: Cleaning) -> None:
     """Gather what members were seen to have, and what they have now: before anybody is signalled."""
-    state, look = cleaning.state, held.Look(sorted(cleaning.living))
+    state, look, others = cleaning.state, held.Look(sorted(cleaning.living)), held.Others()
+
+    def run() -> None:
+        others.run(look.run(), cleaning.living, state.shm_before)
+
     with suppress(OSError):
-        done = await _in_time("held files", look.run, cleaning.seconds(LOOK_WITHIN))
+        done = await _in_time("held files", run, cleaning.seconds(LOOK_WITHIN))
         if isinstance(done, Unseen):
             look.skip(done.reason)
     if state.root is None:  # what lay there before the launch was not noted either, so nothing of it is provably ours
         return
+    before = None if state.shm_before is None else {*state.shm_before, *others.files()}
     for file in (*map(asdict, state.files), *look.found):
-        if held.may_be_left(file, state.shm_before):
+        if held.may_be_left(file, before):
             cleaning.files[held.key_of(file)] = file
 
 
@@ -317,7 +322,13 @@ async def list_unattributed(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     state = cleaning.state
     if state.root is None:
         return ()
-    names = {file: path for file, path in held.names_in().items() if file not in {*state.shm_before}}
+    try:
+        there = held.names_in()
+    except OSError as problem:
+        return (_unlisted(problem.strerror or str(problem)),)
+    if state.shm_before is None:
+        return (_unlisted("it could not be listed before the launch, so nothing is known to be new"),)
+    names = {file: path for file, path in there.items() if file not in {*state.shm_before}}
     mine = {file: path for file, path in names.items() if _is_mine(path, since=state.began)}
     known = {(file["device"], file["inode"]) for file in cleaning.files.values()}
     had = await holders_of(mine) if mine.keys() - known else {}
@@ -325,6 +336,12 @@ async def list_unattributed(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
         return ()
     left = sorted(path for file, path in mine.items() if file not in known and file not in had)
     return tuple(map(unattributed_item, left[:MOST_UNATTRIBUTED]))
+
+
+def _unlisted(why: str) -> CleanupItem:
+    return CleanupItem(
+        what="file", name=held.SHARED_MEMORY, whose="unknown", proof=why, answer="unknown", done="nothing: unseen"
+    )
 
 
 def _is_mine(path: str, *, since: float) -> bool:

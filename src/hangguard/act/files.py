@@ -117,7 +117,7 @@ def files_item(
     files: tuple[RemovedFile, ...],
     *,
     survivors: tuple[Survivor, ...],
-    unattributed: tuple[str, ...],
+    unattributed: tuple[str, ...] | Unseen,
     unseen: tuple[str, ...],
 ) -> ReleaseItem:
     """Return whether what members had is gone. What a stranger has by now is held, and not left behind by us."""
@@ -130,6 +130,8 @@ def files_item(
     unknown = [f"{file.path}: {file.why}" for file in files if file.answer in {"unknown", "free"}]
     if unknown:
         return ReleaseItem(resource="files", answer="unknown", detail=_some(unknown))
+    if isinstance(unattributed, Unseen):
+        return ReleaseItem(resource="files", answer="unknown", detail=_some([unattributed.reason, *unseen]))
     if unseen and unattributed:
         detail = f"there are new names, and not all could be seen that members had: {_some(list(unseen))}"
         return ReleaseItem(resource="files", answer="unknown", detail=detail)
@@ -140,12 +142,16 @@ def files_item(
     )
 
 
-def unattributed_names(before: frozenset[str], files: Iterable[RemovedFile]) -> tuple[str, ...]:
-    """Return what else appeared in /dev/shm since."""
+def unattributed_names(before: frozenset[str] | None, files: Iterable[RemovedFile]) -> tuple[str, ...] | Unseen:
+    """Return what else appeared in /dev/shm since; unseen where it could not be listed, now or before."""
+    if before is None:
+        return Unseen(f"what lay in {SHARED_MEMORY} before could not be listed, so nothing is known to be new")
     try:
         names = {path.name for path in SHARED_MEMORY.iterdir()}
-    except OSError:
+    except FileNotFoundError:
         return ()
+    except OSError as problem:
+        return Unseen(f"what lies in {SHARED_MEMORY} cannot be listed: {problem.strerror or problem}")
     known = {file.path for file in files}
     return tuple(path for name in sorted(names - before) if (path := str(SHARED_MEMORY / name)) not in known)
 

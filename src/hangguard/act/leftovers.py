@@ -193,7 +193,9 @@ def still_there(state: RunState) -> tuple[HeldFile, ...]:
     """Return what members were seen to have, could leave, and is still there: the very same file."""
     if state.root is None:  # what lay there before the launch was not noted either
         return ()
-    names = held.names_in()
+    names: dict[tuple[int, int], str] = {}
+    with suppress(OSError):  # it may be entered and not listed: then the noted name is looked at
+        names = held.names_in()
     candidates = (file for file in state.files if held.may_be_left(asdict(file), state.shm_before))
     return tuple(file for file in candidates if _is_there(file, names))
 

@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -184,12 +184,13 @@ class Guarded:
         self._owner = os.getpid()
         self._death_grace = death_grace
         self._clock = clock
+        self._log_path: bytes | None = None
         self._remembered: set[Identity] = set()
         self._proofs: dict[Identity, str] = {}
         self._files: dict[tuple[Any, ...], held.Plain] = {}
-        self.shm_before: frozenset[tuple[int, int]] = frozenset()
-        """(device, inode) of what lay in /dev/shm before the launch."""
         self._elsewhere = elsewhere
+        self.shm_before: frozenset[tuple[int, int]] | None = None
+        """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
         self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
@@ -235,19 +236,23 @@ class Guarded:
         if new and self.guardian_alive:
             self._link.post({"do": "remember", "members": sorted(new)})
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
         """Note all that members were ever seen to have, and that is still there: it goes with their end.
 
         What is no longer among it is forgotten. Cheap when nothing is new. Left out is what cannot be theirs alone,
-        see :func:`hangguard.held.may_be_left`.
+        see :func:`hangguard.held.may_be_left`; ``others`` (device, inode) was seen to be somebody else's too.
         """
         self._check_owner()
+        not_ours = set(others) - (self.shm_before or frozenset())
+        if self.shm_before is not None:
+            self.shm_before |= not_ours
         plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self.shm_before)}
         new = [file for key, file in plain.items() if key not in self._files]
         gone = [file for key, file in self._files.items() if key not in plain]
         self._files = plain
-        if (new or gone) and self.guardian_alive:
-            self._link.post({"do": "files", "new": _lease.carried(new), "gone": _lease.carried(gone)})
+        if (new or gone or not_ours) and self.guardian_alive:
+            told = {"new": _lease.carried(new), "gone": _lease.carried(gone), "others": sorted(not_ours)}
+            self._link.post({"do": "files", **told})
 
     def hurry(self) -> None:
         """End the grace of the stop in progress, or of the one to come. For any thread, and for signal handlers."""
@@ -337,7 +342,9 @@ class Guarded:
             raise _refusal(answer)
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
-        self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
+        self._log_path = None if message["log_path"] is None else message["log_path"].encode("latin-1")
+        if answer["before"] is not None:
+            self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
         self._proofs[self.pid, self.started] = _tree.LAUNCHED
         self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
@@ -507,10 +514,13 @@ class Guarded:
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
         lane, look = Lane("held files"), held.Look((), elsewhere=self._elsewhere)
+        others = held.Others(elsewhere=self._elsewhere)
 
         def run() -> None:
-            look.add(self._find_members(_tree.read_entries()))
-            look.run()
+            members = self._find_members(_tree.read_entries())
+            look.add(members)
+            new = [file for file in look.run() if held.key_of(file) not in self._files]
+            others.run(new, members, self.shm_before)
 
         try:
             done = await lane.ask(run, within=LOOK_WITHIN)
@@ -520,6 +530,10 @@ class Guarded:
             lane.close()
         if isinstance(done, Unseen) and not look.skip(done.reason):
             look.left_out.append(done.reason)
+        if self.shm_before is None:
+            look.left_out.append("what lay in /dev/shm before the launch")
+        else:
+            self.shm_before |= others.files()
         for file in look.found:
             if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file
@@ -537,8 +551,19 @@ class Guarded:
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
         spare = None if self._daemons is None else self._daemons.spare
         return _tree.find_members(
-            entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare, proofs=self._proofs
+            entries, remembered=tuple(self._remembered), log_id=self._named_log(), spare=spare, proofs=self._proofs
         )
+
+    def _named_log(self) -> Identity | None:
+        """Return the log if it still has its name. Blocks.
+
+        The guardian had it open as long as it lived. Without that, and without a name, the kernel may have given its
+        inode to another file: to the log of another run, for example, with members of its own.
+        """
+        with suppress(OSError, ValueError):
+            if self._log_path is not None and held.file_id(os.lstat(self._log_path)) == self.log_id:
+                return self.log_id
+        return None
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""

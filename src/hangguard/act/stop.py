@@ -40,7 +40,7 @@ async def prove_release(
     gpu_baseline: Gpus,
     look_at_gpus: Callable[[], Awaitable[Gpus]],
     who_listens: Callable[[int], Awaitable[Listener | Unseen | None]],
-    shm_before: frozenset[str],
+    shm_before: frozenset[str] | None,
     files_unseen: tuple[str, ...] | None = None,
     elsewhere: Elsewhere | None = None,
     within: float,
@@ -52,10 +52,11 @@ async def prove_release(
     """Look until everything of an attempt is released, at most ``within`` seconds, and say what is left.
 
     ``members`` are all that ever were; ``gpu_baseline`` is what the GPUs held before the launch, and
-    ``shm_before`` what /dev/shm listed. ``files_unseen``: what could not be seen of what members had there; ``None``:
-    it was not looked for, and nothing is said of files. ``driver_names_us``: whether the driver has ever named a
-    member. "Could not look" is unknown, not released. Names that are new in /dev/shm, or that engines use and that are
-    new ``elsewhere``, and that no member was seen to have, are listed and never deleted: being new proves nothing.
+    ``shm_before`` what /dev/shm listed (``None``: it could not be listed). ``files_unseen``: what could not be seen of
+    what members had there; ``None``: it was not looked for, and nothing is said of files. ``driver_names_us``: whether
+    the driver has ever named a member. "Could not look" is unknown, not released. Names that are new in /dev/shm, or
+    that engines use and that are new ``elsewhere``, and that no member was seen to have, are listed and never deleted:
+    being new proves nothing.
     """
     began = clock()
     pause = 0.1
@@ -81,17 +82,19 @@ async def prove_release(
         pause = min(1.0, pause * 1.5)
     survivors, files = _survivors(stopped), await with_holders(stopped.files, elsewhere)
     there = Appeared() if elsewhere is None else await look_what_appeared(elsewhere)
-    unattributed = (*unattributed_names(shm_before, files), *there.without(file.path for file in files))
+    in_shm = unattributed_names(shm_before, files)
+    unattributed = (*(() if isinstance(in_shm, Unseen) else in_shm), *there.without(file.path for file in files))
     if files_unseen is not None:
         unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen)))
-        items += (files_item(files, survivors=stopped.survivors, unattributed=unattributed, unseen=unseen),)
+        appeared = in_shm if isinstance(in_shm, Unseen) else unattributed
+        items += (files_item(files, survivors=stopped.survivors, unattributed=appeared, unseen=unseen),)
     return Release(
         items=items,
         survivors=survivors,
         daemons=_daemons(stopped),
         files=files,
         unattributed_files=unattributed,
-        unattributed_unseen=there.unseen,
+        unattributed_unseen=(*([in_shm.reason] if isinstance(in_shm, Unseen) else ()), *there.unseen),
         seconds=clock() - began,
         processes=stopped.processes,
     )

@@ -53,8 +53,9 @@ class RunState:
     """Everybody who was ever seen to belong to this attempt."""
     log_id: tuple[int, int] | None = None
     """(device, inode) of the attempt's log: who writes to it belongs to it."""
-    shm_before: tuple[tuple[int, int], ...] = ()
-    """(device, inode) of all that lay in /dev/shm before the launch."""
+    shm_before: tuple[tuple[int, int], ...] | None = None
+    """(device, inode) of all that lay in /dev/shm before the launch, or is somebody else's too; ``None``: it was not
+    seen, so that nothing there is known to be new."""
     files: tuple[HeldFile, ...] = ()
     """What members were seen to have there and as named sockets."""
     gpus_before: tuple[tuple[str, int], ...] = ()

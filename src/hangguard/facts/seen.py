@@ -298,6 +298,9 @@ class HeldFiles:
     files: tuple[HeldFile, ...]
     left_out: tuple[str, ...] = ()
     """What could not be looked at this time, each with the reason."""
+    others: tuple[tuple[int, int], ...] = ()
+    """(device, inode) of what lies in /dev/shm and is not theirs alone: it was there when none of them had it, or
+    somebody else writes to it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hangguard import held
@@ -22,6 +23,10 @@ _BUILDS_AGAIN_AFTER = 10.0
 """The same while compilers run among the members: one build after the other, each with a lock of its own."""
 _A_MEMBER_WITHIN = 1.0
 """Seconds that one member may hold up the look; its memory map may be locked for ever."""
+_STUCK_AFTER = 0.3
+"""Seconds after which it is he who holds up the look, and not that there are many and the machine is busy."""
+_OTHERS_WITHIN = 1.0
+"""Seconds for the look at everybody else, who may write to something new of the members too."""
 _MOST_LEFT_BEHIND = 4
 _MOST_FILES = 10_000
 
@@ -30,6 +35,7 @@ class HeldFilesProbe:
     """Looks when asked, and, once it was asked, whenever something new lies in /dev/shm, or compilers run.
 
     Remembers what members were ever seen to have, as far as it is still there: a worker that was killed has left it.
+    And what is not theirs alone: it lay there when none of them had it, or somebody else writes to it too.
     """
 
     field: ClassVar[str] = "files"
@@ -37,6 +43,7 @@ class HeldFilesProbe:
 
     def __init__(self, target: Target, shared: Shared, *, folder: str = held.SHARED_MEMORY) -> None:
         self._within = target.probe_within
+        self._guardian = target.guardian_pid
         self._shared = shared
         self._folder = folder
         self._elsewhere = target.elsewhere
@@ -45,11 +52,15 @@ class HeldFilesProbe:
         self._names = Lane("shared memory")
         self._reader = Lane("held files")
         self._left_behind: dict[Identity, str] = {}
+        self._stuck_others: set[Identity] = set()
         self._known: dict[tuple[Any, ...], HeldFile] = {}
+        self._others: frozenset[held.FileId] = frozenset()
+        self._asked_of_others: frozenset[held.FileId] = frozenset()
         self._settled: frozenset[held.FileId] | None = None
         """Names in /dev/shm for which it was looked who has them."""
         self._tried: frozenset[held.FileId] = frozenset()
         """Those for which it was looked once, and nobody was seen: between creating and mapping lies a moment."""
+        self._saw_all = False
         self._looked_at = 0.0
 
     async def look(self, ask: Ask) -> HeldFiles | Unseen:
@@ -68,6 +79,13 @@ class HeldFilesProbe:
         except OSError as problem:
             return why_unseen(problem)
         nobodys = there - (settled or frozenset()) - {(file.device, file.inode) for file in self._known.values()}
+        if isinstance(seen, HeldFiles):
+            # Whoever makes a file has it from that moment on. What lay there twice when no member had it, and all could
+            # be looked at, is somebody else's, though a member may open it later.
+            at_rest = nobodys & self._tried if self._saw_all else frozenset()
+            self._others = (self._others | at_rest) & there
+            self._asked_of_others &= there
+            seen = replace(seen, others=tuple(sorted(self._others)))
         self._settled, self._tried = there - (nobodys - self._tried), nobodys - self._tried
         return seen
 
@@ -94,31 +112,47 @@ class HeldFilesProbe:
             (who for who in members if who not in self._left_behind), folder=self._folder, elsewhere=self._elsewhere
         )
         left_out = [f"pid {pid}: {why}" for (pid, _), why in self._left_behind.items()]
-        await self._read(look)
+        self._left_behind |= await self._read(look, self._within / 2, len(self._left_behind))
         self._add(look.found)
+        self._saw_all = not self._left_behind and not look.unread
+        await self._look_at_others(look.found, members)
         known = tuple(self._known.values())
         there = await self._names.ask(lambda: _still_there(known, self._folder), within=self._within / 4)
         if not isinstance(there, Unseen):
             self._known = {held.key_of(_plain(file)): file for file in there}
         return HeldFiles(files=tuple(self._known.values()), left_out=(*left_out, *look.left_out))
 
-    async def _read(self, look: held.Look) -> None:
-        """Read member by member; one that holds up the reader is left to it, and another reader goes on."""
-        ends_at = time.monotonic() + self._within / 2
+    async def _look_at_others(self, found: list[held.Plain], members: Iterable[Identity]) -> None:
+        """See who else writes to what is new of the members. A stranger who holds up the reader is not asked again."""
+        new = [file for file in found if (file["device"], file["inode"]) not in self._asked_of_others]
+        others, stuck = held.Others(guardian=self._guardian, folder=self._folder), self._stuck_others
+        if len(stuck) > _MOST_LEFT_BEHIND:
+            return
+        began = await self._reader.ask(lambda: others.begin(new, members, (), but=stuck), within=_OTHERS_WITHIN)
+        if began is True:
+            late = await self._read(others.look, _OTHERS_WITHIN, len(stuck))
+            stuck |= set(late)
+            self._others |= others.files()
+            if not late and others.look.is_done:
+                self._asked_of_others |= {(file["device"], file["inode"]) for file in new if file["held"] == "shared"}
+
+    async def _read(self, look: held.Look, within: float, stuck: int) -> dict[Identity, str]:
+        """Read one after the other, and return who held up the reader: it is left to him, and another one goes on."""
+        ends_at = time.monotonic() + within
+        left_behind: dict[Identity, str] = {}
         while True:
-            within = min(_A_MEMBER_WITHIN, ends_at - time.monotonic())
-            done = await self._reader.ask(look.run, within=max(0.0, within))
+            done = await self._reader.ask(look.run, within=max(0.0, min(_A_MEMBER_WITHIN, ends_at - time.monotonic())))
             if not isinstance(done, Unseen):
-                return
-            who = look.at
+                return left_behind
+            who, since = look.at, look.since
             look.skip(done.reason)
-            if who is not None:
-                self._left_behind[who] = "its memory map was locked when it was looked at before"
-            if who is None or len(self._left_behind) > _MOST_LEFT_BEHIND or time.monotonic() >= ends_at:
-                look.left_out += [] if who is not None else [done.reason]
-                return
+            if who is not None and time.monotonic() - since >= _STUCK_AFTER:
+                left_behind[who] = "its memory map was locked when it was looked at before"
             self._reader.close()
             self._reader = Lane("held files")
+            if who is None or stuck + len(left_behind) > _MOST_LEFT_BEHIND or time.monotonic() >= ends_at:
+                look.left_out += [] if who is not None else [done.reason]
+                return left_behind
 
     def _add(self, found: Iterable[held.Plain]) -> None:
         for plain in found:

@@ -70,6 +70,7 @@ class _Members:
     def __init__(self, target: Target, proc: str) -> None:
         self._proc = proc
         self._guardian_pid = target.guardian_pid
+        self._guardian_started = target.guardian_started
         self._guardian: Stat | None = None
         self._living: dict[Identity, Stat | None] = {target.root: None}
         self._zombies: dict[Identity, Stat] = {}
@@ -151,10 +152,10 @@ class _Members:
     def _find_guardian(self, scan: dict[int, Stat]) -> Stat | None:
         """Return the guardian while it lives; another process with its pid is nobody's guardian."""
         stat = scan.get(self._guardian_pid)
-        known = self._guardian
-        if stat is None or (known is not None and known.identity != stat.identity):
+        if stat is None or self._guardian_started not in {0, stat.started}:
             self._guardian_pid = 0
             return None
+        self._guardian_started = stat.started
         return stat
 
     def _descendants(self, scan: dict[int, Stat]) -> list[Stat]:

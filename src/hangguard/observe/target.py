@@ -37,6 +37,8 @@ class Target:
     """The launched process: (pid, start time in clock ticks since boot)."""
     log_path: str | None
     launch: Launch
+    guardian_started: int = 0
+    """The start time of the guardian; 0: not known."""
     telling: tuple[str, ...] = ()
     """Patterns of log lines that must be passed on even out of a flood."""
     health_path: str | None = None

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from hangguard import held
 from hangguard.act.gpus import GpuHistory
 from hangguard.changes import with_port
 from hangguard.elsewhere import Elsewhere
@@ -129,7 +130,7 @@ class RunningAttempt:
     stopped_because: str = ""
     log_tail: tuple[str, ...] = ()
     drained: Drained | None = None
-    shm_before: frozenset[str] = frozenset()
+    shm_before: frozenset[str] | None = None
     files_unseen: tuple[str, ...] = ()
     """What could not be seen of what members have in /dev/shm."""
     gpus: GpuHistory = field(default_factory=GpuHistory)
@@ -179,7 +180,7 @@ class RunningAttempt:
         """Have the guardian know what members have: it removes what of it is left at the end."""
         files = sample.files
         if isinstance(files, HeldFiles):
-            self.guarded.remember_files(files.files)
+            self.guarded.remember_files(files.files, files.others)
         unseen = files.left_out if isinstance(files, HeldFiles) else (files.reason,) if files != NOT_ASKED else ()
         self.files_unseen = tuple(dict.fromkeys((*self.files_unseen, *unseen)))[-8:]
 
@@ -190,6 +191,7 @@ class RunningAttempt:
         await self.run.notes.note(
             members=tuple(sorted(self.guarded.members)),
             files=self.guarded.files,
+            shm_before=shm_before_of(self.guarded),
             gpus_before=()
             if isinstance(before, Unseen)
             else tuple((gpu.uuid, gpu.memory_used_bytes) for gpu in before if isinstance(gpu.memory_used_bytes, int)),
@@ -463,7 +465,7 @@ async def attempting(
             root=(guarded.pid, guarded.started),
             members=((guarded.pid, guarded.started),),
             log_id=guarded.log_id,
-            shm_before=tuple(sorted(guarded.shm_before)),
+            shm_before=shm_before_of(guarded),
             within=FIRST_WITHIN,
         )
         run.announcer.tell(Launched(t=world.clock(), attempt=number, pid=guarded.pid, argv=launch.argv))
@@ -497,7 +499,7 @@ _NOTHING_LAUNCHED: dict[str, Any] = {
     "log_id": None,
     "exit_code": None,
     "members": (),
-    "shm_before": (),
+    "shm_before": None,
     "files": (),
     "gpus_before": (),
     "left_behind": (),
@@ -508,6 +510,11 @@ _NOTHING_LAUNCHED: dict[str, Any] = {
 """What the state file says before an attempt: nothing of the one before it."""
 
 
+def shm_before_of(guarded: Guard) -> tuple[tuple[int, int], ...] | None:
+    """Return what in /dev/shm is not the launch's, as the state file says it."""
+    return None if guarded.shm_before is None else tuple(sorted(guarded.shm_before))
+
+
 def _where(launch: Launch) -> dict[str, Any]:
     return {"url": launch.url, "host": launch.host, "port": launch.port, "socket_path": launch.socket_path}
 
@@ -516,6 +523,7 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None, el
     """Return what the probes must know of this attempt."""
     return Target(
         guardian_pid=guarded.guardian_pid,
+        guardian_started=guarded.guardian_started,
         root=(guarded.pid, guarded.started),
         log_path=log_path,
         launch=launch,
@@ -591,11 +599,11 @@ def on_a_fresh_port(launch: Launch) -> Launch:
     return with_port(launch, free_port()) if launch.chooses_port else launch
 
 
-def names_in_shm() -> frozenset[str]:
-    """Return what lies in /dev/shm now."""
+def names_in_shm() -> frozenset[str] | None:
+    """Return what lies in /dev/shm now; ``None``: it may not be listed."""
     with suppress(OSError):
-        return frozenset(path.name for path in Path("/dev/shm").iterdir())  # noqa: S108 - only listed
-    return frozenset()
+        return frozenset(Path(name).name for name in held.names_in().values())
+    return None
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:

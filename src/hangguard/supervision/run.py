@@ -75,14 +75,14 @@ class Guard(Protocol):
         """What members were seen to have in /dev/shm and as named sockets, and could leave."""
 
     @property
-    def shm_before(self) -> frozenset[tuple[int, int]]:
-        """(device, inode) of what lay in /dev/shm before the launch."""
+    def shm_before(self) -> frozenset[tuple[int, int]] | None:
+        """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
 
     def remember(self, identities: Iterable[tuple[int, int]]) -> None:
         """Note members that a sample has seen."""
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
-        """Note what members were seen to have in /dev/shm and as named sockets."""
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
+        """Note what members were seen to have in /dev/shm and as named sockets, and what there is not theirs alone."""
 
     async def wait_exit(self) -> Exit:
         """Wait until the launched process has ended."""

@@ -111,7 +111,7 @@ class ScriptedGuarded:
     def __init__(self, script: Script, *, clock: Clock) -> None:
         self.pid, self.started = WORKER
         self.guardian_pid, self.guardian_started = 5000, 1
-        self.shm_before: frozenset[tuple[int, int]] = frozenset()
+        self.shm_before: frozenset[tuple[int, int]] | None = frozenset()
         self.log_id: tuple[int, int] | None = None
         self.members: frozenset[tuple[int, int]] = frozenset({WORKER})
         self.stops: list[float] = []
@@ -153,8 +153,9 @@ class ScriptedGuarded:
         """Note members."""
         self.members |= frozenset(identities)
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
         """Note what members have."""
+        self.shm_before = (self.shm_before or frozenset()) | frozenset(others)
         self.files = tuple(files)
 
     async def read_stacks(self, member: tuple[int, int], *, within: float) -> PythonThreads:

@@ -185,7 +185,7 @@ def main():
             make(word)
 
     def on_signal(*_):
-        make("later")
+        make(next((word for word in words if word.partition("=")[0] == "later"), "later"))
         say()
 
     signal.signal(signal.SIGUSR1, on_signal)
