@@ -344,10 +344,12 @@ class Ending:
         grace: float,
         children: Callable[[], Iterable[int]] | None = None,
         daemons: _daemons.Daemons | None = None,
+        hold: Callable[[], bool] | None = None,
     ) -> None:
         """``children``: for the subreaper of the launch alone, its own children, after it has reaped.
 
-        ``daemons``: who decides what is left alone; ``find`` must ask the same.
+        ``daemons``: who decides what is left alone; ``find`` must ask the same. ``hold`` is asked when the grace is
+        over and somebody still lives: while it says so, nobody is killed yet.
         """
         self.step = "asking"
         self.left = 0
@@ -355,6 +357,7 @@ class Ending:
         self._find = find
         self._children = children
         self._daemons = daemons
+        self._hold = hold
         self._root = root
         self._grace = grace
         self._grace_ends = float("inf")
@@ -386,7 +389,7 @@ class Ending:
         if self.step == "asking":
             self._ask(now)
         if self.step == "grace":
-            if not self._grace_is_over(now):
+            if not self._grace_is_over(now) or (self.left and self._hold is not None and self._hold()):
                 return self._later(now)
             self.step = "killing"
             self._titles.forget()

@@ -1,6 +1,7 @@
 """A program that has files. Arguments: a folder for what it says, then KIND or KIND=PATH …
 
-When it has everything it writes {kind: path} to FOLDER/made. ``later`` is made on SIGUSR1.
+When it has everything it writes {kind: path} to FOLDER/made. ``later`` is made on SIGUSR1, ``last`` on SIGTERM, which
+then ends nothing.
 """
 
 import ctypes
@@ -47,6 +48,10 @@ def shared(path=None):
 
 
 def later(path=None):
+    return shared(path)
+
+
+def last(path=None):
     return shared(path)
 
 
@@ -122,14 +127,16 @@ def say():
 def main():
     words = sys.argv[2:]
     for word in words:
-        if word.partition("=")[0] != "later":
+        if word.partition("=")[0] not in {"later", "last"}:
             make(word)
 
-    def on_signal(*_):
-        make("later")
+    def on_signal(number, _):
+        make("later" if number == signal.SIGUSR1 else "last")
         say()
 
     signal.signal(signal.SIGUSR1, on_signal)
+    if "last" in words:
+        signal.signal(signal.SIGTERM, on_signal)
     say()
     ends = time.monotonic() + 120
     while time.monotonic() < ends:
