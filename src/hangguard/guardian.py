@@ -108,6 +108,7 @@ class Guardian:
         self._pristine = True
         self._aside = _aside.Aside(self._ring)
         self._left = _left.Left(self._aside, held=held, lease=_lease)
+        self._looked_last = False  # before the first SIGKILL
         self._ended: _tree.Ended | None = None  # and what it left is being removed
 
     # ------------------------------------------------------------------------------------ beginning
@@ -407,13 +408,26 @@ class Guardian:
                 children=self._living_children,
                 daemons=self._daemons,
                 proofs=self._proofs,
+                hold=self._look_before_killing,
             )
+            self._looked_last = False
             self._step = ""
             if self._hurried:
                 self._ending.hurry()
         else:
             self._ending.shorten(time.monotonic() + grace)
         self._due = time.monotonic()
+
+    def _glance(self, *, at_once: bool = False) -> None:
+        _, find = self._members_for_aside()
+        self._left.glance(lambda: find(_tree.read_entries()), at_once=at_once)
+
+    def _look_before_killing(self) -> bool:
+        """Look at what members have made since they were asked to end; say whether that still takes time."""
+        if not self._left.glances_until(alone=self._alone) and not self._looked_last:
+            self._looked_last = True
+            self._glance(at_once=True)
+        return bool(self._left.glances_until(alone=self._alone))
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
         spare = None if self._daemons is None else self._daemons.spare
@@ -449,7 +463,12 @@ class Guardian:
         if self._ending.step != self._step:
             self._step = self._ending.step
             self._line.put("progress", step=self._step, left=self._ending.left)
+        if self._ending.step == "grace":
+            self._glance()
         if self._ending.result is not None:
+            if until := self._left.glances_until(alone=self._alone):  # what it sees is still to be removed
+                self._due = until
+                return
             self._finish_ending(self._ending.result)
 
     def _finish_ending(self, result: _tree.Ended) -> None:

@@ -166,6 +166,24 @@ async def test_what_nobody_has_looked_at_yet_is_looked_at_before_the_first_signa
     assert not any(path.exists() for path in ours.values())
 
 
+async def test_what_a_server_makes_while_it_is_being_stopped_goes_too_and_a_strangers_new_file_stays(
+    serve,  # noqa: F811
+    tmp_path,
+    litter,
+):
+    theirs = SHM / f"psm_{os.urandom(6).hex()}"
+    litter.append(theirs)
+    async with serve(argv=program(tmp_path, "shared", "last")) as server:
+        assert "last" not in said(tmp_path)
+        stopped = await server.stop(grace=1.0, on_progress=lambda _: theirs.write_bytes(b"somebody's"))
+    ours = said(tmp_path)
+    litter += ours.values()
+    assert ours.keys() == {"shared", "last"}
+    assert answers(stopped.files) == dict.fromkeys(ours.values(), "removed")
+    assert not any(path.exists() for path in ours.values())
+    assert theirs.read_bytes() == b"somebody's"
+
+
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
 async def test_what_was_seen_goes_also_when_all_had_ended_before_the_stop(serve, tmp_path, litter, guardian):  # noqa: F811
     async with serve(argv=program(tmp_path, *OURS)) as server:
@@ -402,7 +420,7 @@ async def test_a_dry_run_tells_what_would_go_and_removes_nothing(tmp_path, litte
     for path in files:
         path.write_bytes(b"xxx" * 2000)
     asked = [plain(path) for path in files]
-    asked[2]["inode"] += 1 << 40  # the next number may be that of somebody else's file
+    asked[2]["inode"] = 1 << 60  # the next number would be that of the next file of anybody on this machine
     with holding(files[1]) as bystander:
         dry = await clear_files(asked, really=False)
         assert [file.answer for file in dry] == ["free", "busy", "gone"]

@@ -12,6 +12,7 @@ import pytest
 from faces import User, fetch, is_gone, little
 from seen import until_sync
 
+from hangguard.observe.gpus import READER
 from hangguard.observe.ports import free_port
 
 WITHIN = 5.0
@@ -82,6 +83,24 @@ def stuck_in(phase):
 def all_killed(users):
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [future.result() for future in [pool.submit(run) for run in users]]
+
+
+def test_the_reader_of_gpus_ends_when_its_program_died_while_it_started_though_a_fork_holds_its_stdin():
+    """Its parent is another by the time it looks: a machine under load gives it seconds for that."""
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    started = {"orphan": (*READER, str(gone.pid)), "bystander": (*READER, str(os.getpid()))}
+    readers = {}
+    for name, argv in started.items():
+        readers[name] = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert readers["orphan"].wait(20) == 0
+        assert readers["bystander"].stdout.readline().startswith(b'{"hello"')
+        assert readers["bystander"].poll() is None
+    finally:
+        for reader in readers.values():
+            reader.kill()
+            reader.communicate()
 
 
 @pytest.mark.long

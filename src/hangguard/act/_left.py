@@ -27,6 +27,10 @@ LOOK_WITHIN = 5.0
 is locked, and the machine is not overloaded."""
 ALONE_LOOK_WITHIN = 1.5
 """The same when the supervising program is dead: then nothing shall be left after five seconds."""
+GLANCE_EVERY = 0.5
+GLANCE_WITHIN, ALONE_GLANCE_WITHIN = 1.0, 0.5
+"""Seconds for a look beside the stop, and between two of them. Nobody waits for one but the first SIGKILL, and the
+removal of what it sees."""
 CLEAR_WITHIN = 15.0
 """Seconds for the removal: the pages of a large file take a second per few GB."""
 
@@ -53,6 +57,11 @@ class Left:
         self._look: Look | None = None
         self._others: Others | None = None
         self._look_began = 0.0
+        self._glance: Look | None = None
+        self._glance_others: Others | None = None
+        self._glance_began = float("-inf")
+        self._is_blind = False
+        """Whether a look did not come back: then there is no other until the next stop."""
         self._clearing: _lease.Clearing | None = None
         self._cleared: list[tuple[Any, ...]] = []
 
@@ -83,9 +92,13 @@ class Left:
 
     def look(self, find: Callable[[], Iterable[Identity]]) -> None:
         """Begin to look at what the members have now; :meth:`looks_until` says for how long to hold back signals."""
-        look = self._look = self._held.Look((), elsewhere=self.elsewhere)
-        others = self._others = self._held.Others(guardian=os.getpid(), elsewhere=self.elsewhere)
         self._look_began = time.monotonic()
+        self._is_blind = False
+        self._look, self._others = self._begin(find, within=LOOK_WITHIN)
+
+    def _begin(self, find: Callable[[], Iterable[Identity]], *, within: float) -> tuple[Look, Others]:
+        look = self._held.Look((), elsewhere=self.elsewhere)
+        others = self._held.Others(guardian=os.getpid(), elsewhere=self.elsewhere)
 
         def run() -> Plain:
             members = set(find())
@@ -94,7 +107,8 @@ class Left:
             others.run(new, members, self.before)
             return {}
 
-        self._aside.do(run, within=LOOK_WITHIN, label={"say": "looked", "of": look})
+        self._aside.do(run, within=within, label={"say": "looked", "of": look})
+        return look, others
 
     def looks_until(self, *, alone: bool) -> float:
         """Return until when the look may take; 0: it is over."""
@@ -108,10 +122,35 @@ class Left:
         others, self._others = self._others, None
         assert look is not None
         assert others is not None
+        self._is_blind = bool(problem)
         if problem and not look.skip(problem):
             look.left_out.append(problem)
         self.unseen = [*filter(None, [self._why_unseen]), *look.left_out][:16]
         self.remember(look.found)
+        self.leave_to_others(others.files())
+
+    def glance(self, find: Callable[[], Iterable[Identity]], *, at_once: bool = False) -> None:
+        """Look again while members end, if it is time: a server that is stopped in its start makes files meanwhile."""
+        now = time.monotonic()
+        is_due = at_once or now >= self._glance_began + GLANCE_EVERY
+        if is_due and self._look is None and self._glance is None and not self._is_blind:
+            self._glance_began = now
+            self._glance, self._glance_others = self._begin(find, within=GLANCE_WITHIN)
+
+    def glances_until(self, *, alone: bool) -> float:
+        """Return until when such a look may take; 0: there is none."""
+        until = self._glance_began + (ALONE_GLANCE_WITHIN if alone else GLANCE_WITHIN)
+        if self._glance is not None and time.monotonic() >= until:
+            self._is_blind = True
+            self._end_glance()
+        return until if self._glance is not None else 0.0
+
+    def _end_glance(self) -> None:
+        glance, self._glance = self._glance, None
+        others, self._glance_others = self._glance_others, None
+        assert glance is not None
+        assert others is not None
+        self.remember(glance.found)
         self.leave_to_others(others.files())
 
     # ------------------------------------------------------------------------------------ clearing
@@ -134,6 +173,9 @@ class Left:
         """Take an answer from aside; return whether it was for us, and is what was waited for."""
         if answer.get("say") == "looked" and answer["of"] is self._look:
             self._end_look(str(answer.get("unseen", "")))
+            return True
+        if answer.get("say") == "looked" and answer["of"] is self._glance:
+            self._end_glance()
             return True
         return answer.get("say") == "cleared" and answer["of"] is self._clearing
 

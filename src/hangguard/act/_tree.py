@@ -397,11 +397,13 @@ class Ending:
         children: Callable[[], Iterable[int]] | None = None,
         daemons: _daemons.Daemons | None = None,
         proofs: Mapping[Identity, str] | None = None,
+        hold: Callable[[], bool] | None = None,
     ) -> None:
         """``children``: for the subreaper of the launch alone, its own children, after it has reaped.
 
         ``daemons``: who decides what is left alone; ``find`` must ask the same. ``proofs``: where ``find`` puts why
-        somebody is a member.
+        somebody is a member. ``hold`` is asked when the grace is over and somebody still lives: while it says so,
+        nobody is killed yet.
         """
         self.step = "asking"
         self.left = 0
@@ -410,6 +412,7 @@ class Ending:
         self._children = children
         self._daemons = daemons
         self._proofs = {} if proofs is None else proofs
+        self._hold = hold
         self._root = root
         self._root_tells_nobody = False
         self._grace = grace
@@ -450,7 +453,7 @@ class Ending:
         if self.step == "asking":
             self._ask(now)
         if self.step == "grace":
-            if not self._grace_is_over(now):
+            if not self._grace_is_over(now) or (self.left and self._hold is not None and self._hold()):
                 return self._later(now)
             self.step = "killing"
             self._titles.forget()

@@ -1,6 +1,7 @@
 """A program that has files. Arguments: a folder for what it says, then KIND or KIND=PATH …
 
-When it has everything it writes {kind: path} to FOLDER/made. ``later`` is made on SIGUSR1.
+When it has everything it writes {kind: path} to FOLDER/made. ``later`` is made on SIGUSR1, ``last`` on SIGTERM, which
+then ends nothing.
 """
 
 import ctypes
@@ -49,6 +50,10 @@ def shared(path=None):
 
 
 def later(path=None):
+    return shared(path)
+
+
+def last(path=None):
     return shared(path)
 
 
@@ -181,14 +186,17 @@ def say():
 def main():
     words = sys.argv[2:]
     for word in words:
-        if word.partition("=")[0] != "later":
+        if word.partition("=")[0] not in {"later", "last"}:
             make(word)
 
-    def on_signal(*_):
-        make(next((word for word in words if word.partition("=")[0] == "later"), "later"))
+    def on_signal(number, _):
+        kind = "later" if number == signal.SIGUSR1 else "last"
+        make(next((word for word in words if word.partition("=")[0] == kind), kind))
         say()
 
     signal.signal(signal.SIGUSR1, on_signal)
+    if "last" in words:
+        signal.signal(signal.SIGTERM, on_signal)
     say()
     ends = time.monotonic() + 120
     while time.monotonic() < ends:
