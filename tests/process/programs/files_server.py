@@ -1,6 +1,6 @@
 """A program that has files. Arguments: a folder for what it says, then KIND or KIND=PATH …
 
-When it has everything it writes {kind: path} to FOLDER/made. ``later`` is made on SIGUSR1.
+When it has everything it writes {kind: path} to FOLDER/made. ``later`` and ``later_listens`` are made on SIGUSR1.
 """
 
 import ctypes
@@ -96,6 +96,10 @@ def listens(path=None):
     return path
 
 
+def later_listens():
+    return listens()
+
+
 def relative():
     folder = tempfile.mkdtemp()
     os.chdir(folder)
@@ -122,11 +126,13 @@ def say():
 def main():
     words = sys.argv[2:]
     for word in words:
-        if word.partition("=")[0] != "later":
+        if not word.startswith("later"):
             make(word)
 
     def on_signal(*_):
-        make("later")
+        for word in words:
+            if word.startswith("later"):
+                make(word)
         say()
 
     signal.signal(signal.SIGUSR1, on_signal)
