@@ -328,3 +328,43 @@ def test_a_member_that_its_own_server_killed_is_not_what_ended_it(by, code, line
     assert found.reason == "crash"
     assert said in found.why
     assert "somebody may have sent it" not in found.why
+
+
+CORE_KILLED_IN_ITS_START = (
+    "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+)
+CORE_KILLED_UNDER_A_WORKER = (
+    "(Worker pid=21) ERROR 11-30 03:19:07 [multiproc_executor.py:953] WorkerProc failed to start.",
+    "(Worker pid=21) ERROR 11-30 03:19:07 [multiproc_executor.py:953] BrokenPipeError: [Errno 32] Broken pipe",
+    *CORE_KILLED_IN_ITS_START,
+)
+WORKER_KILLED_IN_ITS_START = (*LOAD_FAILED[3:5], *LOAD_FAILED[6:])
+
+
+@pytest.mark.parametrize(
+    ("lines", "departed", "named"),
+    [
+        (CORE_KILLED_IN_ITS_START, [gone("VLLM::EngineCore", -9)], "VLLM::EngineCore (pid 20)"),
+        (CORE_KILLED_UNDER_A_WORKER, [gone("VLLM::EngineCore", -9)], "VLLM::EngineCore (pid 20)"),
+        (
+            WORKER_KILLED_IN_ITS_START,
+            [gone("VLLM::Worker", -9, 21), gone("VLLM::EngineCore", 1)],
+            "VLLM::Worker (pid 21)",
+        ),
+    ],
+    ids=["the core", "a worker says so", "a worker"],
+)
+def test_words_that_only_point_at_others_do_not_explain_a_kill_while_it_starts(lines, departed, named):
+    """As vLLM 0.32.0: whoever waited for it says that it failed, and where to read why; nobody has written that."""
+    told = told_by(lines, VLLM)
+    assert told
+    found = reason_of(end(1), told, tuple(departed), root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
+    assert found.reason == "crash"
+    assert found.why.startswith(f"{named} ended by signal 9")
+
+
+def test_the_same_words_after_an_exception_leave_the_kill_to_the_server_itself():
+    told = told_by(LOAD_FAILED, VLLM)
+    departed = (gone("VLLM::Worker", -9, 21), gone("VLLM::EngineCore", 1))
+    found = reason_of(end(1), told, departed, root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
+    assert "RuntimeError: no such kernel" in found.why

@@ -504,6 +504,14 @@ def test_members_may_outlive_a_failed_launch_for_a_while_and_are_then_named():
     assert "still there: ENGINE::Worker_0 (102)" in verdict.why
 
 
+def test_the_phase_of_an_end_is_not_the_one_into_which_those_that_are_left_go_on():
+    told = Story().goes(22, **BUSY, lines=("Starting to load model",)).loses(100, -9)
+    told.goes(4, **BUSY, lines=("Loading weights took 3 s",)).goes(9, **BUSY)
+    memory = watch(told.samples)[-1]
+    assert memory.place.phase == "kv-cache"
+    assert (memory.verdict.verdict, memory.verdict.kind, memory.verdict.phase) == ("exited", "signal", "weights-load")
+
+
 def test_a_tracker_that_outlives_the_rest_is_nobody():
     told = seed().loses(102, 1).loses(100, 1).goes(1)
     assert assess(told.samples, rules()).verdict == "exited"

@@ -30,7 +30,7 @@ from hangguard.act import _lease, _tree
 from hangguard.act.files import clear_files
 from hangguard.facts import NOT_ASKED, Ask, HeldFiles, Tree, Unseen
 from hangguard.observe import Shared
-from hangguard.observe.held_files import HeldFilesProbe
+from hangguard.observe.held_files import HeldFilesProbe, _named_sockets
 from hangguard.run_state import list_runs
 
 pytestmark = pytest.mark.anyio
@@ -577,6 +577,43 @@ async def test_something_new_in_shared_memory_is_looked_at_unasked_and_nothing_n
         await until(is_seen)
     finally:
         await probe.aclose()
+
+
+async def test_a_new_named_socket_is_looked_at_unasked(start, litter, tmp_path):
+    """A front end that is killed while it starts has bound its sockets, and nothing else of it has changed."""
+    process, _ = start("listens", "later_listens")
+    probe = HeldFilesProbe(target(), Shared(tasks=None), folder=str(tmp_path))  # nothing appears there
+    try:
+        await look(process.pid, probe=probe)
+        process.send_signal(signal.SIGUSR1)
+        told = await until(lambda: next((t for t in said_below(tmp_path) if "later_listens" in t), None))
+        litter.append(told["later_listens"])
+
+        async def is_seen():
+            seen = await look(process.pid, probe=probe, ask=Ask())
+            return seen != NOT_ASKED and told["later_listens"] in {file.path for file in seen.files}
+
+        await until(is_seen)
+    finally:
+        await probe.aclose()
+
+
+def test_whoever_connects_to_a_named_socket_is_no_new_one(tmp_path):
+    """An accepted connection has its listener's name: on most machines there is one every few seconds."""
+    path = str(tmp_path / "s")
+
+    def numbers():
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        return {int(row[6]) for row in rows if row[-1] == path}
+
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(path)
+        listener.listen()
+        listening = numbers()
+        client.connect(path)
+        with listener.accept()[0]:
+            assert numbers() > listening
+            assert numbers() & set(_named_sockets()) == listening
 
 
 async def test_a_member_whose_memory_map_is_locked_is_named_and_hides_nobody_else(start, monkeypatch):

@@ -50,6 +50,7 @@ def main() -> None:
         default="llama",
         help="gpt2 has no rotary embedding: runs on SGLang's plain CPU path",
     )
+    ap.add_argument("--positions", type=int, help="how long a text may be (4096; gpt2: 512)")
     ap.add_argument("--weights", action="store_true")
     ap.add_argument("--seed", type=int, default=0)
     args = ap.parse_args()
@@ -70,7 +71,7 @@ def main() -> None:
         "num_key_value_heads": args.heads,
         "head_dim": head_dim,
         "vocab_size": vocab,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": args.positions or 4096,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -89,8 +90,8 @@ def main() -> None:
             "n_layer": args.layers,
             "n_head": args.heads,
             "n_inner": inter,
-            "n_positions": 512,
-            "n_ctx": 512,
+            "n_positions": args.positions or 512,
+            "n_ctx": args.positions or 512,
             "vocab_size": vocab,
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,

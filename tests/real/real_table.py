@@ -19,9 +19,11 @@ HEAD = """\
 
 Faults in the real vLLM and the real SGLang, on the CPU, each found by a watch that only reports, and by one look of
 `hangguard diagnose` from another environment while it hung. Every row is a test (`tests/real/test_full_*.py`) that
-asserts verdict, kind, phase and the first suspect, that nothing of the server lives afterwards, and that a program of
-the same title beside it does. This page is written by one command and by nothing else; of a part (`-- -k s4`) it writes
-the rows anew and keeps the others:
+asserts verdict, kind, phase and the first suspect, and how it ended, by a look that is not hangguard's own: nothing of
+the server lives, its port is free, and of shared memory and named sockets nothing is left that a member had. Beside it
+a program of the same title, files at rest with names like the server's in `/dev/shm` and the temporary folder, and
+sockets survive, all of them made after the launch. This page is written by one command and by nothing else; of a part
+(`-- -k s4`) it writes the rows anew and keeps the others:
 
 ```console
 $ nox -s real-full
@@ -30,9 +32,10 @@ $ nox -s real-full
 {machine}
 
 *Seconds*: from the last movement to the verdict; for an end, from what was done to the verdict that tells it. *One
-look*: what it said, and how long the whole program took, on a machine that the server keeps busy too. *Left*: what was
-still there of the server's in `/dev/shm` after the proof; it is listed in the release, and never deleted. *Run*: when,
-and with which version of the engine.
+look*: what it said, and how long the whole program took, on a machine that the server keeps busy too. *Release*: what
+the proof said, and how many names of shared memory and of sockets hangguard itself removed; *unseen*: how many
+were made in the last five seconds before their owner was killed, and stay, because nobody knows whose they were; *in
+TMPDIR*: how many files the engine left in the temporary folder. *Run*: when, and with which version of the engine.
 
 | | fault | verdict | phase | first suspect | seconds | one look | release | run |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -85,8 +88,11 @@ def _found(watch, verdict):
 
 
 def _release(watch):
-    left = watch.left_at_end
-    return f"{watch.release.answer}; left: {left}" if left else watch.release.answer
+    removed = sum(file.answer == "removed" for file in watch.release.files)
+    told = [watch.release.answer, f"removed: {removed}" if removed else ""]
+    told.append(f"unseen: {watch.left_unseen}" if watch.left_unseen else "")
+    told.append(f"in TMPDIR: {len(watch.left_in_temp)}" if watch.left_in_temp else "")
+    return "; ".join(filter(None, told))
 
 
 def _cell(text):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -18,18 +18,23 @@ from pathlib import Path
 import anyio
 import httpx
 import psutil
+import tenacity
+from real_left import Belongings, Bystander, port_is_free, temporary_folder
 
-from hangguard import HangguardError, Limits, supervise
-from hangguard.facts import Exited
+from hangguard import HangguardError, Limits, Retry, supervise
+from hangguard.facts import Broken, Exited
 
 WITHIN = 500.0
 """Seconds that a start, or the way to a verdict, may take: some 30 s where nobody else uses the machine."""
 LOOK_WITHIN = 120.0
 FULL_LOOK = 10.5
 """Seconds of looking that a proof needs; the rest of a quarter of a minute goes into finding the server."""
-SHARED_MEMORY = Path("/dev/shm")
-BYSTANDERS = {"vllm": "VLLM::EngineCore", "sglang": "sglang::scheduler"}
-"""What the bystander calls itself: a kinsman by title, directory and environment, and no member."""
+NOTED_EVERY = 0.5
+"""Seconds between two looks at what the members have in /dev/shm."""
+LEFT_IN_TEMP = {"vllm": re.compile(r"vllm_dist_[0-9a-f]{32}"), "sglang": re.compile(r"tmp\w{8}")}
+"""Files that the engines make in the temporary folder and never remove: the rendezvous of gloo, and the empty files
+by whose names SGLang calls its sockets. No process has them open, so that nobody can be seen to have had them."""
+ONE_ATTEMPT = Retry(stop=tenacity.stop_after_attempt(1))
 
 
 @dataclass(frozen=True)
@@ -53,26 +58,32 @@ class OneLook:
 class Watched:
     """One launch, from its start to the end of the block."""
 
-    def __init__(self, command, *, env, folder, limits):
+    def __init__(self, command, *, env, folder, limits, on_hang):
         self.told = []
-        self.folder, self.env = folder, env
+        self.temp = temporary_folder()
+        self.folder, self.env = folder, env | {"TMPDIR": str(self.temp)}
         self.made = supervise(
             command,
-            env=env,
+            env=self.env,
             cwd=folder,
             run_dir=folder / "run",
             limits=limits or Limits(stop_grace=5),
-            on_hang="report",
+            on_hang=on_hang,
+            retry=ONE_ATTEMPT,
             hooks=[self.told.append],
         )
         self.launch = self.made.launch
+        self.server = None
+        """The handle, from when it is ready."""
+        self.bystander = None
         self.failure = None
         self.is_over = False
         self.looks = []
         self.fault_at = None
-        self.in_shm = frozenset()
-        """Names in /dev/shm that a member had mapped."""
-        self.left_at_end = 0
+        self.belongings = Belongings(self.temp, log=self.made.log_path(1))
+        self.left_in_temp = []
+        self.left_unseen = 0
+        """Shared memory and sockets that were made in the last moment before their owner was killed."""
         self.answers = []
         self._members = {}
         self._held = []
@@ -131,7 +142,7 @@ class Watched:
         """Wait until the server has ended and was released; return the last verdict."""
         await self.until(lambda: self.is_over, "the end")
         ended = self.made.history[-1].verdict
-        assert isinstance(ended, Exited)
+        assert isinstance(ended, (Exited, Broken))
         return ended
 
     # --------------------------------------------------------------------------------------- members
@@ -151,11 +162,13 @@ class Watched:
         return found[0]
 
     def note_memory(self):
-        """Remember which names of /dev/shm the members have mapped."""
-        for process in self.members():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{process.pid}/maps").read_text().split()
-                self.in_shm |= {word.removeprefix("/dev/shm/") for word in words if word.startswith("/dev/shm/")}
+        """Remember which names of /dev/shm the members have."""
+        self.belongings.note(self.members())
+
+    async def keep_noting(self):
+        while True:
+            self.note_memory()
+            await anyio.sleep(NOTED_EVERY)
 
     def hold(self, process):
         """Stop a member by SIGSTOP; it goes on at the end at the latest."""
@@ -239,14 +252,10 @@ class Watched:
     def release(self):
         return self.of("released")[-1].release
 
-    def left(self):
-        """Return which names of /dev/shm that members had are still there."""
-        return sorted(name for name in self.in_shm if (SHARED_MEMORY / name).exists())
-
     async def _tell_the_story(self):
         try:
-            async with self.made:
-                await anyio.sleep_forever()
+            async with self.made as self.server:
+                await self.server.wait()
         except HangguardError as failure:
             self.failure = failure
         finally:
@@ -254,45 +263,61 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watched(command, *, env, folder, limits=None):
+async def watched(command, *, env, folder, limits=None, on_hang="report"):
     """Start a server and watch it to the end of the block: then it is gone, with proof, and a bystander is not."""
-    watch = Watched(command, env=env, folder=folder, limits=limits)
-    kinsman = [BYSTANDERS[watch.launch.engine], "3600"]
-    with subprocess.Popen(kinsman, executable=shutil.which("sleep"), cwd=folder, env=env) as bystander:
-        failed = None
-        try:
-            async with anyio.create_task_group() as group:  # it would wrap what the block raises
-                watch._group = group
-                group.start_soon(watch._tell_the_story)
-                try:
-                    await watch.until(lambda: watch.of("launched"), "launched")
-                    yield watch
-                    watch.note_memory()
-                except Exception as problem:
-                    failed = problem
-                watch.let_go_on()
-                group.cancel_scope.cancel()
-            if failed is not None:
-                raise failed
-            _must_be_gone(watch)
-            assert bystander.poll() is None
-            assert psutil.Process(bystander.pid).status() == psutil.STATUS_SLEEPING
-        finally:
-            bystander.kill()
-            for process in watch.members():  # none, unless something above has failed
-                process.kill()
-            for name in watch.left():  # a member had it mapped, and no member lives
-                (SHARED_MEMORY / name).unlink(missing_ok=True)
+    watch = Watched(command, env=env, folder=folder, limits=limits, on_hang=on_hang)
+    failed = None
+    try:
+        async with anyio.create_task_group() as group:  # it would wrap what the block raises
+            watch._group = group
+            group.start_soon(watch._tell_the_story)
+            try:
+                await watch.until(lambda: watch.of("launched"), "launched")
+                watch.bystander = Bystander(watch.launch.engine, env=watch.env, folder=folder, temp=watch.temp)
+                group.start_soon(watch.keep_noting)
+                yield watch
+                watch.note_memory()
+            except Exception as problem:
+                failed = problem
+            watch.let_go_on()
+            group.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+        _must_be_gone(watch)
+        watch.bystander.must_be_whole()
+    finally:
+        if watch.bystander is not None:
+            watch.bystander.end()
+        for process in watch.members() if watch.of("launched") else ():  # none, unless something above has failed
+            process.kill()
+        for path in watch.belongings.in_shm_left():  # a member had it, and no member lives
+            path.unlink(missing_ok=True)
+        shutil.rmtree(watch.temp)
 
 
 def _must_be_gone(watch):
-    """Nothing of the server lives, the release is proved, and what lies in /dev/shm is listed."""
+    """Nothing of the server is left, by the eyes of others than hangguard; the release says so, and is whole."""
+    belongings, bystander = watch.belongings, watch.bystander
     assert [title_of(process) for process in watch.members()] == []
-    assert watch.release.answer == "released", watch.release
-    assert watch.release.left_behind == ()
-    left = watch.left()
-    assert {str(SHARED_MEMORY / name) for name in left} <= set(watch.release.unattributed_files)
-    watch.left_at_end = len(left)
+    assert belongings.processes_left(watch.pid, bystander) == []
+    left = [*belongings.in_shm_left(), *belongings.sockets_left(bystander)]
+    ended_at = time.monotonic() if watch.fault_at is None else watch.fault_at
+    assert belongings.of_before(left, ended_at) == [], watch.release
+    watch.left_unseen = len(left)
+    assert port_is_free(watch.launch.port)
+    _must_be_proved(watch.release)
+    assert {str(path) for path in bystander.names}.isdisjoint(file.path for file in watch.release.files)
+    watch.left_in_temp = belongings.files_left(bystander)
+    pattern = LEFT_IN_TEMP[watch.launch.engine]
+    assert all(pattern.fullmatch(name) for name in watch.left_in_temp), watch.left_in_temp
+
+
+def _must_be_proved(release):
+    """All is released; where a machine that is too busy gave no answer, it is unknown, and never called free."""
+    assert release.left_behind == ()
+    for item in release.items:
+        too_busy = item.answer == "unknown" and "no answer within" in item.detail
+        assert item.answer == "released" or (too_busy and item.resource in {"gpu-memory", "files"}), item
 
 
 def title_of(process):

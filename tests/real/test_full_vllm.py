@@ -225,14 +225,17 @@ async def test_v11_v12_a_member_killed_is_named_although_the_server_ends_with_0(
     table.add(number, f"SIGKILL of {title.removeprefix('VLLM::')}", watch, ended)
 
 
-async def test_v13_everything_killed_at_once_and_its_shared_memory_is_listed(vllm, table):
+async def test_v13_everything_killed_at_once_and_what_it_left_is_removed(vllm, table):
     async with vllm(EAGER) as watch:
         await watch.until_ready()
         watch.kill(*watch.members())
         ended = await watch.until_over()
     assert ended.kind in {"signal", "crash"}
     assert "signal 9" in ended.why
-    assert watch.left_at_end >= 2  # with the tracker gone nobody unlinks them; the harness holds them to the list
+    # With the tracker gone nobody but hangguard unlinks the two rings between engine and worker.
+    removed = [file.path for file in watch.release.files if file.answer == "removed"]
+    assert sum(path.startswith("/dev/shm/psm_") for path in removed) == 2
+    assert sum(path.startswith(f"{watch.temp}/") for path in removed) >= 6  # and the sockets, as after every end
     table.add("V13", "SIGKILL of all, tracker included", watch, ended)
 
 

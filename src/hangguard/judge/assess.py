@@ -15,6 +15,7 @@ from hangguard.facts import (
     Ask,
     Exited,
     Expired,
+    Phase,
     Reply,
     Sample,
     Unclear,
@@ -31,7 +32,7 @@ from hangguard.judge.patience import short
 from hangguard.judge.rules import TRACKERS, Rules, matches
 from hangguard.judge.serving import judge_serving
 from hangguard.judge.startup import starting
-from hangguard.judge.telling import judged, unseen
+from hangguard.judge.telling import judged, phase_at, unseen
 from hangguard.judge.waits import with_left_locks
 
 FAREWELL = 10.0
@@ -105,7 +106,7 @@ def _ended(memory: Memory, sample: Sample) -> Verdict | None:
     words = f"; its last words: {memory.last_words.strip()[:200]}" if memory.last_words and not memory.told else ""
     survivors = f"; still there: {', '.join(f'{p.title[:40]} ({p.pid})' for p in alive[:8])}" if alive else ""
     return Exited(
-        phase=memory.place.phase,
+        phase=_phase_of_the_end(memory) if alive else memory.place.phase,
         kind=ending.reason,
         still_for=memory.unproductive_for,
         moved=memory.progress_by,
@@ -115,6 +116,13 @@ def _ended(memory: Memory, sample: Sample) -> Verdict | None:
         permanent=ending.permanent,
         evidence=ending.evidence,
     )
+
+
+def _phase_of_the_end(memory: Memory) -> Phase:
+    """Return the phase in which the launched process was seen to be gone: those it leaves may come further."""
+    root = next((member for member in memory.departed if (member.pid, member.started) == memory.root), None)
+    found = phase_at(memory, root.noticed_at) if root is not None else None
+    return found or memory.place.phase
 
 
 def _out_of_time(memory: Memory, sample: Sample) -> Verdict | None:

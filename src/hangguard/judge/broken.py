@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hangguard.facts import Broken, Confidence, Departed, Measure, Phase, Process, Sample, Suspect, Tree, Unseen
+from hangguard.facts import Broken, Confidence, Departed, Measure, Process, Sample, Suspect, Tree, Unseen
 from hangguard.judge.endings import how
 from hangguard.judge.memory import Memory
 from hangguard.judge.ranks import rank_of
 from hangguard.judge.rules import TRACKERS, matches
-from hangguard.judge.telling import judged
+from hangguard.judge.telling import judged, phase_at
 from hangguard.judge.trouble import BoardFault, InDriver
 
 HANGS_ON = 10.0
@@ -123,12 +123,7 @@ def _survivors(memory: Memory, sample: Sample) -> Broken | None:
     note = f"died first: {how(dead.exit_code)}"
     first = Suspect(pid=dead.pid, title=dead.title, rank=rank_of(dead.title), note=note)
     found = (first, *(_survivor(memory, p) for p in others[:15]))
-    return replace(verdict, phase=_phase_at(memory, dead.noticed_at) or verdict.phase, suspects=found)
-
-
-def _phase_at(memory: Memory, t: float) -> Phase | None:
-    """Return the phase at that moment: the others go on for a while after a death, and may come into the next one."""
-    return next((phase for phase, since in reversed(memory.phases) if since <= t), None)
+    return replace(verdict, phase=phase_at(memory, dead.noticed_at) or verdict.phase, suspects=found)
 
 
 def first_dead(memory: Memory, tree: Tree) -> Departed | None:

@@ -49,6 +49,11 @@ def phase_of(memory: Memory) -> Phase:
     return "dist-init" if rendezvous and memory.ready_at is None else memory.place.phase
 
 
+def phase_at(memory: Memory, t: float) -> Phase | None:
+    """Return the phase at that moment: the others go on for a while after a death, and may come into the next one."""
+    return next((phase for phase, since in reversed(memory.phases) if since <= t), None)
+
+
 def numbers(memory: Memory) -> tuple[Measure, ...]:
     """Return what a verdict goes by, as numbers: how long it is still, CPU over the last seconds, every board."""
     found = [Measure("nothing produced for", memory.unproductive_for, "s"), Measure("idle for", memory.idle_for, "s")]

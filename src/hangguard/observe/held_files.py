@@ -29,10 +29,13 @@ _OTHERS_WITHIN = 1.0
 """Seconds for the look at everybody else, who may write to something new of the members too."""
 _MOST_LEFT_BEHIND = 4
 _MOST_FILES = 10_000
+_WITH_A_NAME = 8
+_UNCONNECTED = "01"
+"""SS_UNCONNECTED, include/uapi/linux/net.h: also of whoever listens."""
 
 
 class HeldFilesProbe:
-    """Looks when asked, and, once it was asked, whenever something new lies in /dev/shm, or compilers run.
+    """Looks when asked; once it was, whenever something new lies in /dev/shm, a named socket is new, or compilers run.
 
     Remembers what members were ever seen to have, as far as it is still there: a worker that was killed has left it.
     And what is not theirs alone: it lay there when none of them had it, or somebody else writes to it too.
@@ -57,7 +60,7 @@ class HeldFilesProbe:
         self._others: frozenset[held.FileId] = frozenset()
         self._asked_of_others: frozenset[held.FileId] = frozenset()
         self._settled: frozenset[held.FileId] | None = None
-        """Names in /dev/shm for which it was looked who has them."""
+        """Names in /dev/shm, and sockets, for which it was looked who has them."""
         self._tried: frozenset[held.FileId] = frozenset()
         """Those for which it was looked once, and nobody was seen: between creating and mapping lies a moment."""
         self._saw_all = False
@@ -69,7 +72,7 @@ class HeldFilesProbe:
         if not ask.files and (settled is None or time.monotonic() - self._looked_at < _AGAIN_AFTER):
             return NOT_ASKED
         try:
-            there = await self._names.ask(lambda: frozenset(held.names_in(self._folder)), within=self._within / 4)
+            there = await self._names.ask(lambda: _named(self._folder), within=self._within / 4)
             if isinstance(there, Unseen):
                 return there
             if not ask.files and not builds and settled is not None and there <= settled:
@@ -161,6 +164,26 @@ class HeldFilesProbe:
             closer = before is None or held.ORDER.index(file.held) > held.ORDER.index(before.held)
             if closer and (before is not None or len(self._known) < _MOST_FILES):
                 self._known[key] = file
+
+
+def _named(folder: str) -> frozenset[held.FileId]:
+    """Return what has a name: files of shared memory, and Unix sockets by their number, which is no file's."""
+    return frozenset((*held.names_in(folder), *((0, number) for number in _named_sockets())))
+
+
+def _named_sockets() -> list[int]:
+    """Return the named sockets that nobody is connected through; none where the kernel does not list them.
+
+    Every connection that was accepted has the name of its listener, and would be news all day on most machines. Which
+    file is behind a name is not told here, and dear to ask: that is for the look.
+    """
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:  # noqa: PTH123
+            lines = table.readlines()[1:]
+    except OSError:
+        return []
+    found = [line.split(None, 7) for line in lines]  # Num RefCount Protocol Flags Type St Inode Path
+    return [int(row[6]) for row in found if len(row) == _WITH_A_NAME and row[5] == _UNCONNECTED and row[7][0] != "@"]
 
 
 def _still_there(known: tuple[HeldFile, ...], folder: str) -> list[HeldFile]:

@@ -1,7 +1,7 @@
 """A program that has files. Arguments: a folder for what it says, then KIND or KIND=PATH …
 
-When it has everything it writes {kind: path} to FOLDER/made. ``later`` is made on SIGUSR1, ``last`` on SIGTERM, which
-then ends nothing.
+When it has everything it writes {kind: path} to FOLDER/made. ``later`` and ``later_listens`` are made on SIGUSR1, and
+``last`` on SIGTERM, which then ends nothing.
 """
 
 import ctypes
@@ -103,6 +103,10 @@ def listens(path=None):
     return path
 
 
+def later_listens():
+    return listens()
+
+
 def relative():
     folder = tempfile.mkdtemp()
     os.chdir(folder)
@@ -186,12 +190,13 @@ def say():
 def main():
     words = sys.argv[2:]
     for word in words:
-        if word.partition("=")[0] not in {"later", "last"}:
+        if not word.startswith(("later", "last")):
             make(word)
 
     def on_signal(number, _):
         kind = "later" if number == signal.SIGUSR1 else "last"
-        make(next((word for word in words if word.partition("=")[0] == kind), kind))
+        for word in [word for word in words if word.startswith(kind)] or [kind]:
+            make(word)
         say()
 
     signal.signal(signal.SIGUSR1, on_signal)

@@ -19,6 +19,7 @@ HG_FAULT chooses what goes wrong in the worker (empty = nothing):
   warmup-raise   raises in the warm-up step, likewise cured
   init-absent    rank HG_RANK (default 1) never reaches init_process_group, so
                  the others wait in the rendezvous; with one rank: it waits
+  init-slow      likewise, it sleeps for HG_SECONDS and goes on
   coll-mismatch  rank 0 enters one more barrier than the others after load
                  (a real gloo collective that never completes)
   serve-lock     execute_model deadlocks from call HG_AFTER (default 3) on
@@ -141,7 +142,7 @@ def register():
         def init_device(self, *args, **kwargs):
             world = self.parallel_config.world_size
             if self.rank == absent or world == 1:
-                _act("lock")
+                _act("lock" if kind == "absent" else kind)
             return plain(self, *args, **kwargs)
 
         CPUWorker.init_device = init_device
