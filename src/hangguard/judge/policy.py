@@ -137,11 +137,12 @@ def _after_a_lock(history: tuple[Attempt, ...], budget: Budget) -> Move:
     locks, release = last.verdict.left_locks, last.release
     removed = {f.path for f in release.files if f.kind == "lock" and f.answer == "removed"} if release else set()
     ours = [path for path in locks if path in removed]
-    if ours and budget.another and not any(attempt.verdict.left_locks for attempt in history[:-1]):
+    if ours and not any(attempt.verdict.left_locks for attempt in history[:-1]):
+        if not budget.another:
+            return GiveUp(budget.why or "the attempts are used up", "exhausted")
         why = f"{ours[0]}, which a killed build of this launch had left, is removed"
         return Relaunch(last.launch, budget.after, None, last.changes, why)
-    left = ", ".join(path for path in locks if path not in removed) or "it"
-    why = f"no option of the server ends a wait for a lock that was left ({left}), and a relaunch would wait as well"
+    why = f"no option of the server ends a wait for a lock that was left ({', '.join(locks)}), nor does a relaunch"
     return GiveUp(f"{why}: {last.verdict.why}", "exhausted")
 
 
