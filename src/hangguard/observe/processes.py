@@ -140,11 +140,10 @@ class _Members:
             self._hides = hiding_option(self._proc)
         if not self._hides:
             return
-        known = [stat.pid for stat in self._descendants(scan)]
-        if self._guardian is not None:
-            hidden = procfs.hidden_children([self._guardian.pid, *known], scan, self._proc)
-        else:
-            hidden = [pid for pid, _ in self._living if pid not in scan and procfs.is_hidden(pid, self._proc)]
+        parents = [stat.pid for stat in (*self._descendants(scan), self._guardian) if stat is not None]
+        hidden = procfs.hidden_children(parents, scan, self._proc)
+        if self._guardian is None:  # else a member that nobody lists has ended, and somebody hidden may have its pid
+            hidden += [pid for pid, _ in self._living if pid not in scan and procfs.is_hidden(pid, self._proc)]
         if hidden:
             pids = ", ".join(map(str, hidden[:4])) + (" …" if len(hidden) > 4 else "")
             raise PermissionError(1, f"/proc hides members from this user ({self._hides}): pid {pids}")

@@ -236,6 +236,7 @@ def live():
 
 
 def main():
+    checked(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "pdeathsig")  # and with it all in the room
     checked(LIBC.unshare(CLONE_NEWNS | CLONE_NEWPID), "unshare")
     mount(None, "/", flags=MS_REC | MS_PRIVATE)
     child = os.fork()
