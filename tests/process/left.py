@@ -96,7 +96,7 @@ def killed(folder, command, *words, until=lambda run: True):
     base = folder / "runs"
     with commands.run(folder, "--run-dir", base, *words, command=command) as running:
         running.event("launched")
-        found = until_sync(lambda: launched(base))
+        found = until_sync(lambda: launched(base, running.process.pid), within=30.0)
         family = psutil.Process(found.state.guardian[0]).children(recursive=True)
         until_sync(lambda: until(running), within=30.0)
         family = {*family, *psutil.Process(found.state.guardian[0]).children(recursive=True)}
@@ -108,7 +108,8 @@ def killed(folder, command, *words, until=lambda run: True):
         yield read_run(found.path), {process for process in family if not is_gone(process)}
 
 
-def launched(base):
-    runs = list_runs(base)
-    is_noted = runs and not isinstance(runs[0].state, Unseen) and runs[0].state.root is not None
-    return runs[0] if is_noted else None
+def launched(base, supervisor):
+    """The run of this supervisor, once it has noted what it launched."""
+    runs = [run for run in list_runs(base) if not isinstance(run.state, Unseen)]
+    mine = (run for run in runs if run.state.supervisor[0] == supervisor and run.state.root is not None)
+    return next(mine, None)

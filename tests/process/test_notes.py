@@ -91,7 +91,7 @@ def test_a_disk_that_takes_nothing_is_said_and_keeps_no_server_from_its_start(tm
 def test_a_command_with_a_secret_leaves_none_in_it(tmp_path):
     command = [*commands.small(), "--api-key", "very-secret-word"]
     with commands.run(tmp_path, "--run-dir", tmp_path / "runs", command=command) as running:
-        found = until_sync(lambda: launched(tmp_path / "runs"), within=30.0)
+        found = until_sync(lambda: launched(tmp_path / "runs", running.process.pid), within=30.0)
         assert b"very-secret-word" not in (Path(found.path) / STATE).read_bytes()
         running.ask()
         running.wait()

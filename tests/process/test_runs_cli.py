@@ -13,24 +13,33 @@ from left import Made, identity, killed
 from seen import PROGRAMS
 from test_guardian import keep  # noqa: F401 - fixture
 
+from hangguard.cli.app import invoke
 from hangguard.observe.ports import free_port
 from hangguard.run_state import STATE, read_run
 
 
-def hangguard(*words):
-    """Run it; return (exit code, what it printed, what it said)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hangguard", *map(str, words)],
-        check=False, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def hangguard(capsys):
+    """Return a function that runs it here and returns (exit code, what it printed, what it said)."""
+
+    def run(*words):
+        capsys.readouterr()
+        code = invoke([str(word) for word in words])
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return code, printed.out, printed.err
+
+    return run
 
 
-def listed(base, *words):
-    code, out, _ = hangguard("ps", "--json", "--run-dir", base, *words)
-    assert code == 0
-    return {row["run_id"]: row for row in json.loads(out)["runs"]}
+@pytest.fixture
+def listed(hangguard):
+    def rows(base, *words):
+        code, out, _ = hangguard("ps", "--json", "--run-dir", base, *words)
+        assert code == 0
+        return {row["run_id"]: row for row in json.loads(out)["runs"]}
+
+    return rows
 
 
 def files_server(folder):
@@ -42,7 +51,9 @@ def made_by(folder):
 
 
 @pytest.mark.parametrize("when", ["starting", "serving", "stopping"])
-def test_after_both_have_died_it_is_listed_told_and_cleaned_and_nobody_else_is_touched(tmp_path, when):
+def test_after_both_have_died_it_is_listed_told_and_cleaned_and_nobody_else_is_touched(
+    tmp_path, when, hangguard, listed
+):
     base, until = tmp_path / "died" / "runs", lambda run: run.named("ready")
     command, words = commands.small(tp=2, ignore_term=when == "stopping"), []
     if when == "starting":
@@ -94,7 +105,7 @@ def test_after_both_have_died_it_is_listed_told_and_cleaned_and_nobody_else_is_t
         assert beside.wait() == 0  # and its own proof says that nothing of it was missing
 
 
-def test_after_a_boot_nothing_of_it_is_signalled(tmp_path, keep):  # noqa: F811
+def test_after_a_boot_nothing_of_it_is_signalled(tmp_path, keep, hangguard, listed):  # noqa: F811
     made = Made(tmp_path / "runs", keep)
     path = made.path / STATE
     path.write_text(path.read_text().replace(made.state.place.boot_id, "another-boot"))
@@ -106,7 +117,7 @@ def test_after_a_boot_nothing_of_it_is_signalled(tmp_path, keep):  # noqa: F811
     assert made.server.poll() is None
 
 
-def test_a_run_that_goes_on_is_refused_and_told_how_to_end_it(tmp_path, keep):  # noqa: F811
+def test_a_run_that_goes_on_is_refused_and_told_how_to_end_it(tmp_path, keep, hangguard):  # noqa: F811
     made = Made(tmp_path / "runs", keep)
     made.note(supervisor=identity(made.start()))
     code, out, _ = hangguard("clean", made.path, "--yes")
@@ -116,7 +127,7 @@ def test_a_run_that_goes_on_is_refused_and_told_how_to_end_it(tmp_path, keep):  
     assert hangguard("clean", "--yes", "--run-dir", tmp_path / "runs")[0] == 0  # nobody asked for that one
 
 
-def test_exit_codes_of_what_is_not_there_and_of_what_is_not_known(tmp_path, keep):  # noqa: F811
+def test_exit_codes_of_what_is_not_there_and_of_what_is_not_known(tmp_path, keep, hangguard):  # noqa: F811
     assert hangguard("clean", "20260101", "--run-dir", tmp_path)[0] == 22
     assert hangguard("clean", "--wrong")[0] == 2
     assert hangguard("ps", "too", "many")[0] == 2
