@@ -307,7 +307,7 @@ class NoAnswer(HangguardError):
         """Return who does not answer, and what can be done."""
         return (
             f"The supervisor of run {self.run_id}, process {self.pid}, does not answer: {self.problem}. "
-            f"If it is stopped, let it go on (kill -CONT {self.pid}); kill -TERM {self.pid} asks it to stop too."
+            f"If it is stopped, let it go on: kill -CONT {self.pid}."
         )
 
 

@@ -88,7 +88,7 @@ class HeldFilesProbe:
             at_rest = nobodys & self._tried if self._saw_all else frozenset()
             self._others = (self._others | at_rest) & there
             self._asked_of_others &= there
-            seen = replace(seen, others=tuple(sorted(self._others)))
+            seen = replace(seen, others=tuple(sorted(file for file in self._others if file[0])))  # sockets have none
         self._settled, self._tried = there - (nobodys - self._tried), nobodys - self._tried
         return seen
 

@@ -88,24 +88,29 @@ class Control:
     async def serve(self) -> None:
         """Listen and answer, until cancelled."""
         with self.scope:
-            await self._story.noted.wait()
-            folder = self._story.run.folder.path
-            if folder is None or self._story.run.notes.state is None:
-                return  # why there is none was told
-            made = await _in_time(lambda: listen_in(folder))
-            if isinstance(made, Unseen):
-                text = f"this run cannot be asked or stopped from outside, it has no control socket: {made.reason}"
-                self._story.run.announcer.tell(Notice(t=self._story.run.world.clock(), attempt=1, text=text))
-                return
-            listener, identity = made
             try:
-                with listener:
-                    self.is_listening = True
-                    await self._accept(listener)
-            finally:
-                self.is_listening = False
-                with anyio.CancelScope(shield=True):
-                    await _in_time(lambda: unlink_in(folder, identity))
+                await self._story.noted.wait()
+                folder = self._story.run.folder.path
+                if folder is not None and self._story.run.notes.state is not None:  # else it was told why
+                    await self._serve_in(folder)
+            except Exception:  # a named edge: nobody outside can be answered then, and the run goes on
+                log.exception("the control socket is not served any more")
+
+    async def _serve_in(self, folder: str) -> None:
+        made = await _in_time(lambda: listen_in(folder))
+        if isinstance(made, Unseen):
+            text = f"this run cannot be asked or stopped from outside, it has no control socket: {made.reason}"
+            self._story.run.announcer.tell(Notice(t=self._story.run.world.clock(), attempt=1, text=text))
+            return
+        listener, identity = made
+        try:
+            with listener:
+                self.is_listening = True
+                await self._accept(listener)
+        finally:
+            self.is_listening = False
+            with anyio.CancelScope(shield=True):
+                await _in_time(lambda: unlink_in(folder, identity))
 
     async def say_goodbye(self, outcome: str) -> None:
         """Tell those who wait that it is over, and give them a moment to hear it."""
