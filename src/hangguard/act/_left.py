@@ -107,8 +107,10 @@ class Left:
         assert others is not None
         if problem and not look.skip(problem):
             look.left_out.append(problem)
-        self.unseen = [*filter(None, [self._why_unseen]), *look.left_out][:16]
-        self.remember(look.found)
+        found = [file for file in look.found if others.is_done or file["kind"] != "file"]
+        late = [] if len(found) == len(look.found) else ["who else writes to shared memory that was new: no answer yet"]
+        self.unseen = [*filter(None, [self._why_unseen]), *late, *look.left_out][:16]
+        self.remember(found)
         self.leave_to_others(others.files())
 
     # ------------------------------------------------------------------------------------ clearing
