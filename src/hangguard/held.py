@@ -16,6 +16,7 @@ import os
 import socket
 import stat
 import struct
+import threading
 import time
 from collections import deque
 
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
     Plain: TypeAlias = dict[str, Any]
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, never written to
+_STUCK_AFTER = 1.0
+"""Seconds after which a process is skipped in the look at everybody; reading one takes a millisecond."""
+_MOST_STUCK = 4
 ORDER = ("named", "open", "mapped", "shared", "bound")
 """How closely a process has something. ``shared``: mapped so that what it writes is seen by others."""
+MEMORY = ("file", "pool")
+"""Kinds that several processes may write to."""
 DATED = ("socket", "lock")
 """Kinds to whose identity the time belongs at which they were made: a disk gives an inode again."""
 
@@ -313,40 +319,47 @@ class Others:
         self,
         *,
         guardian: int = 0,
+        but: Iterable[Identity] = (),
         proc: str = "/proc",
         folder: str = SHARED_MEMORY,
         elsewhere: Elsewhere | None = None,
     ) -> None:
+        """``but``: who is not looked at, because he held up an earlier look."""
+        self.stuck: set[Identity] = set()
+        """Who held up this one, and was skipped."""
         self._guardian = guardian
+        self._but = frozenset(but)
         self._proc = proc
         self._folder = folder
         self._files: frozenset[FileId] = frozenset()
         self._members: frozenset[Identity] = frozenset()
         self.look = Look((), proc=proc, folder=folder, elsewhere=elsewhere)
+        self.is_done = False
+        """Whether everybody was looked at who let himself be. Until then no file is known to be the launch's alone."""
 
     def run(self, found: Iterable[Plain], members: Iterable[Identity], before: Iterable[FileId] | None) -> None:
-        """Look at everybody, if something of what members were found to have may be left."""
-        if self.begin(found, members, before):
-            self.look.run()
-
-    def begin(
-        self,
-        found: Iterable[Plain],
-        members: Iterable[Identity],
-        before: Iterable[FileId] | None,
-        *,
-        but: Iterable[Identity] = (),
-    ) -> bool:
-        """Note at whom to look, but for some; return whether there is a reason to.
+        """Look at everybody, if something of what members were found to have may be left. Who holds it up is skipped.
 
         Of processes that may not be looked at nothing is known.
         """
-        mapped = (file for file in found if file["kind"] in {"file", "pool"})
+        mapped = (file for file in found if file["kind"] in MEMORY)
         left = [file for file in mapped if may_be_left(file, before, folder=self._folder)]
         self._files, self._members = frozenset((file["device"], file["inode"]) for file in left), frozenset(members)
         if self._files:
-            self.look.add(_everybody(self._proc) - self._members - frozenset(but))
-        return bool(self._files)
+            self.look.add(_everybody(self._proc) - self._members - self._but)
+        while len(self.stuck) <= _MOST_STUCK and not self.look.is_done:
+            reader = threading.Thread(target=self.look.run, daemon=True)
+            reader.start()
+            while reader.is_alive() and (self.look.at is None or time.monotonic() - self.look.since < _STUCK_AFTER):
+                reader.join(0.02)
+            at = self.look.at
+            if reader.is_alive() and at is not None and self.look.skip("its memory map is locked"):
+                self.stuck.add(at)
+        self.is_done = self.look.is_done
+
+    def settled(self, found: Iterable[Plain]) -> list[Plain]:
+        """Return what was found, without shared memory of which it is not known yet whether somebody else writes to it."""
+        return [file for file in found if self.is_done or file["kind"] not in MEMORY]
 
     def files(self) -> set[FileId]:
         """Return to which of the files somebody else writes, as far as it was looked."""

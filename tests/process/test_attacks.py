@@ -15,15 +15,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from seen import PROGRAMS, target, until
+from seen import PROGRAMS, target, tree, until
 from test_files import answers, killed_guardian, litter, look, program, said  # noqa: F401 - a fixture
 from test_guardian import keep, serve  # noqa: F401 - fixtures
 
 from hangguard import held
 from hangguard.act import _tree
 from hangguard.act._hole import HollowFile
+from hangguard.facts import Ask
 from hangguard.observe import Shared
 from hangguard.observe.held_files import HeldFilesProbe
+from hangguard.observe.processes import ProcessProbe
+from hangguard.observe.procfs import read_started
 
 pytestmark = pytest.mark.anyio
 
@@ -35,6 +38,16 @@ def anyio_backend():
 
 
 SHM = Path("/dev/shm")
+
+
+def told(kind, folder, *place, **env):
+    """What a supervising program says in a place of its own."""
+    command = [*place, sys.executable, str(PROGRAMS / "attacks_user.py"), kind, str(folder)]
+    env = {**os.environ, **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
 
 # ------------------------------------------------------------------------ shared memory of somebody else's
 
@@ -72,7 +85,7 @@ async def makes_later(server, folder):
     return await until(lambda: "later" in said(folder))
 
 
-@pytest.mark.parametrize("guardian", ["lives", "is dead"])
+@pytest.mark.parametrize("guardian", ["lives", pytest.param("is dead", marks=pytest.mark.long)])
 async def test_memory_of_a_trainer_that_the_server_writes_to_as_well_survives_them_both(
     serve,  # noqa: F811
     tmp_path,
@@ -95,7 +108,7 @@ async def test_memory_of_a_trainer_that_the_server_writes_to_as_well_survives_th
     assert segment.read_bytes()[:5] == b"ours!"
 
 
-@pytest.mark.parametrize("guardian", ["lives", "is dead"])
+@pytest.mark.parametrize("guardian", ["lives", pytest.param("is dead", marks=pytest.mark.long)])
 async def test_the_last_look_before_a_stop_sees_who_else_writes_to_it(serve, tmp_path, segment, litter, guardian):  # noqa: F811
     async with serve(argv=program(tmp_path, "shared", f"later={segment}")) as server:
         ours = said(tmp_path)["shared"]
@@ -128,63 +141,22 @@ async def test_memory_that_lay_at_rest_before_a_member_opened_it_survives(serve,
     assert segment.read_bytes() == b"x" * 5000
 
 
-async def test_a_stranger_who_only_reads_ours_and_a_fork_of_a_member_keep_nothing(serve, tmp_path, litter):  # noqa: F811
-    forks = f"import os, runpy, sys; sys.argv = {program(tmp_path, 'shared')[1:]!r}\n"
-    forks += "import time\n"
-    forks += "import threading; threading.Timer(1.0, lambda: os.fork() or time.sleep(60)).start()\n"
-    forks += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    reads = "import mmap, os, sys; m = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, access=mmap.ACCESS_READ)\n"
-    reads += "print('has', flush=True); sys.stdin.readline()"
-    async with serve(argv=[sys.executable, "-c", forks]) as server:
-        ours = said(tmp_path)["shared"]
-        litter.append(ours)
-        child = (await until(lambda: children(server.pid)))[0]
-        await until(lambda: str(ours) in Path(f"/proc/{child}/maps").read_text())
-        words = [sys.executable, "-c", reads, str(ours)]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-            assert reader.stdout.readline() == "has\n"
-            seen = await look(server.pid)  # the fork was not seen yet
-            server.remember_files(seen.files, seen.others)
-            reader.communicate("\n", timeout=10)
-        stopped = await server.stop(grace=1.0)
-    assert answers(stopped.files) == {ours: "removed"}
-
-
 def children(pid):
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def told(kind, folder, *place, **env):
-    """What a supervising program says in a place of its own."""
-    command = [*place, sys.executable, str(PROGRAMS / "attacks_user.py"), kind, str(folder)]
-    env = {**os.environ, **env}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-ENTERED_AND_NOT_LISTED = (
-    "mount -t tmpfs -o mode=1333 none /dev/shm && exec setpriv --bounding-set -dac_override,-dac_read_search "
-    '--inh-caps -dac_override,-dac_read_search "$@"'
-)
-
-
-def test_where_shared_memory_cannot_be_listed_nothing_in_it_is_taken_for_new(tmp_path):
-    seen = told("unlisted", tmp_path, "unshare", "--mount", "sh", "-c", ENTERED_AND_NOT_LISTED, "sh")
-    assert seen["listing"] == "Permission denied"
-    assert seen["theirs"] == "somebody's"
-    assert seen["files"] == []
-    assert seen["item"][0] == "unknown"
-    assert "before" in seen["item"][1]
-    assert seen["unattributed"] == []  # so that nobody is told to remove what was there before
 
 
 # ------------------------------------------------------------------------------------------- processes
 
 
-def test_the_pid_of_a_guardian_that_the_program_itself_has_reaped_is_not_signalled(tmp_path):
-    seen = told("reused-guardian", tmp_path, "unshare", "--pid", "--fork", "--mount-proc")
-    assert seen == {"same_pid": True, "heir": None, "root_lives": False, "in_time": True}
+async def test_whoever_has_the_pid_of_a_dead_guardian_has_no_members():
+    with tree("child") as family:
+        assert family.line(1)
+        for started, expected in ((read_started(family.guardian), 2), (read_started(family.guardian) - 1, 0)):
+            probe = ProcessProbe(target(family.guardian, (1, 1), guardian_started=started))
+            try:
+                assert len((await probe.look(Ask())).members) == expected
+            finally:
+                await probe.aclose()
 
 
 def test_children_that_cannot_be_listed_are_not_none(monkeypatch):
@@ -268,33 +240,3 @@ def test_root_keeps_its_own_in_its_own_home_and_a_user_his_in_his(open_tmp):
     assert Path(seen["path"]).is_relative_to(own)
     assert seen["lost"] == []
     assert seen["learned"] == str(own / ".local/state/hangguard/learned.json")
-
-
-def with_the_inode_of(log, folder):
-    """Make a file that gets the inode which a file that is gone has had."""
-    for number in range(2000):  # others on the same disk make files too
-        path = folder / f"inode-{number}"
-        path.touch()
-        if held.file_id(path.stat()) == log:
-            return path
-    raise AssertionError(f"no file got {log}")
-
-
-async def test_another_run_whose_log_has_got_the_inode_of_a_removed_one_lives_on(serve, tmp_path):  # noqa: F811
-    """The guardian is dead, and nobody of the launch has the log any more: the kernel gives its inode to the next."""
-    argv = [sys.executable, "-c", "import os, time; os.closerange(0, 3); time.sleep(60)"]
-    async with serve(argv=argv) as server:
-        log = Path(tmp_path / "server.log")
-        await until(lambda: not os.listdir(f"/proc/{server.pid}/fd"))
-        await killed_guardian(server)
-        other = tmp_path / "other"
-        other.mkdir()
-        log.unlink()
-        with_the_inode_of(server.log_id, tmp_path).rename(other / "server.log")
-        async with serve(argv=["/bin/sleep", "60"], folder=other) as neighbour:
-            assert neighbour.log_id == server.log_id
-            stopped = await server.stop(grace=0.2)
-            assert stopped.survivors == ()
-            assert not psutil.pid_exists(server.pid)
-            assert psutil.pid_exists(neighbour.pid)
-            assert neighbour.exit is None

@@ -125,8 +125,10 @@ class Left:
         self._is_blind = bool(problem)
         if problem and not look.skip(problem):
             look.left_out.append(problem)
-        self.unseen = [*filter(None, [self._why_unseen]), *look.left_out][:16]
-        self.remember(look.found)
+        found = others.settled(look.found)
+        late = [] if len(found) == len(look.found) else ["who else writes to shared memory that was new: no answer yet"]
+        self.unseen = [*filter(None, [self._why_unseen]), *late, *look.left_out][:16]
+        self.remember(found)
         self.leave_to_others(others.files())
 
     def glance(self, find: Callable[[], Iterable[Identity]], *, at_once: bool = False) -> None:
@@ -150,7 +152,7 @@ class Left:
         others, self._glance_others = self._glance_others, None
         assert glance is not None
         assert others is not None
-        self.remember(glance.found)
+        self.remember(others.settled(glance.found))
         self.leave_to_others(others.files())
 
     # ------------------------------------------------------------------------------------ clearing

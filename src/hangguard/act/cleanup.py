@@ -287,7 +287,7 @@ async def _note_files(cleaning: Cleaning) -> None:
     if state.root is None:  # what lay there before the launch was not noted either, so nothing of it is provably ours
         return
     before = None if state.shm_before is None else {*state.shm_before, *others.files()}
-    for file in (*map(asdict, state.files), *look.found):
+    for file in (*map(asdict, state.files), *others.settled(look.found)):
         if held.may_be_left(file, before):
             cleaning.files[held.key_of(file)] = file
 

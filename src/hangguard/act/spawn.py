@@ -534,7 +534,9 @@ class Guarded:
             look.left_out.append("what lay in /dev/shm before the launch")
         else:
             self.shm_before |= others.files()
-        for file in look.found:
+        if not others.is_done:
+            look.left_out.append("who else writes to shared memory that was new")
+        for file in others.settled(look.found):
             if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file
         return tuple(look.left_out[:16])

@@ -301,6 +301,8 @@ class HeldFiles:
     others: tuple[tuple[int, int], ...] = ()
     """(device, inode) of what lies in /dev/shm and is not theirs alone: it was there when none of them had it, or
     somebody else writes to it too."""
+    unproved: tuple[tuple[int, int], ...] = ()
+    """The same of what is new, and nobody could look yet who else writes to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,7 @@ _BUILDS_AGAIN_AFTER = 10.0
 """The same while compilers run among the members: one build after the other, each with a lock of its own."""
 _A_MEMBER_WITHIN = 1.0
 """Seconds that one member may hold up the look; its memory map may be locked for ever."""
-_STUCK_AFTER = 0.3
-"""Seconds after which it is he who holds up the look, and not that there are many and the machine is busy."""
-_OTHERS_WITHIN = 1.0
+_OTHERS_WITHIN = 2.0
 """Seconds for the look at everybody else, who may write to something new of the members too."""
 _MOST_LEFT_BEHIND = 4
 _MOST_FILES = 10_000
@@ -54,8 +52,9 @@ class HeldFilesProbe:
         """Whether compilers ran at the last look at them: a build's lock is there for as long as it builds."""
         self._names = Lane("shared memory")
         self._reader = Lane("held files")
+        self._strangers = Lane("who else")
         self._left_behind: dict[Identity, str] = {}
-        self._stuck_others: set[Identity] = set()
+        self._stuck_others: frozenset[Identity] = frozenset()
         self._known: dict[tuple[Any, ...], HeldFile] = {}
         self._others: frozenset[held.FileId] = frozenset()
         self._asked_of_others: frozenset[held.FileId] = frozenset()
@@ -104,6 +103,7 @@ class HeldFilesProbe:
         """Let the threads go."""
         self._names.close()
         self._reader.close()
+        self._strangers.close()
 
     async def _look(self) -> HeldFiles | Unseen:
         tree = self._shared.tree
@@ -115,7 +115,7 @@ class HeldFilesProbe:
             (who for who in members if who not in self._left_behind), folder=self._folder, elsewhere=self._elsewhere
         )
         left_out = [f"pid {pid}: {why}" for (pid, _), why in self._left_behind.items()]
-        self._left_behind |= await self._read(look, self._within / 2, len(self._left_behind))
+        await self._read(look)
         self._add(look.found)
         self._saw_all = not self._left_behind and not look.unread
         await self._look_at_others(look.found, members)
@@ -123,39 +123,41 @@ class HeldFilesProbe:
         there = await self._names.ask(lambda: _still_there(known, self._folder), within=self._within / 4)
         if not isinstance(there, Unseen):
             self._known = {held.key_of(_plain(file)): file for file in there}
-        return HeldFiles(files=tuple(self._known.values()), left_out=(*left_out, *look.left_out))
+        files = tuple(self._known.values())
+        shared = {(file.device, file.inode) for file in files if file.kind == "file" and file.held == "shared"}
+        return HeldFiles(
+            files=files,
+            left_out=(*left_out, *look.left_out),
+            unproved=tuple(sorted(shared - self._asked_of_others)),
+        )
 
     async def _look_at_others(self, found: list[held.Plain], members: Iterable[Identity]) -> None:
         """See who else writes to what is new of the members. A stranger who holds up the reader is not asked again."""
         new = [file for file in found if (file["device"], file["inode"]) not in self._asked_of_others]
-        others, stuck = held.Others(guardian=self._guardian, folder=self._folder), self._stuck_others
-        if len(stuck) > _MOST_LEFT_BEHIND:
-            return
-        began = await self._reader.ask(lambda: others.begin(new, members, (), but=stuck), within=_OTHERS_WITHIN)
-        if began is True:
-            late = await self._read(others.look, _OTHERS_WITHIN, len(stuck))
-            stuck |= set(late)
-            self._others |= others.files()
-            if not late and others.look.is_done:
-                self._asked_of_others |= {(file["device"], file["inode"]) for file in new if file["held"] == "shared"}
+        others = held.Others(guardian=self._guardian, but=self._stuck_others, folder=self._folder)
+        done = await self._strangers.ask(lambda: others.run(new, members, ()), within=_OTHERS_WITHIN)
+        self._stuck_others |= others.stuck
+        self._others |= others.files()
+        if not isinstance(done, Unseen) and others.is_done:
+            self._asked_of_others |= {(file["device"], file["inode"]) for file in new if file["held"] == "shared"}
 
-    async def _read(self, look: held.Look, within: float, stuck: int) -> dict[Identity, str]:
-        """Read one after the other, and return who held up the reader: it is left to him, and another one goes on."""
-        ends_at = time.monotonic() + within
-        left_behind: dict[Identity, str] = {}
+    async def _read(self, look: held.Look) -> None:
+        """Read member by member; one that holds up the reader is left to it, and another reader goes on."""
+        ends_at = time.monotonic() + self._within / 2
         while True:
-            done = await self._reader.ask(look.run, within=max(0.0, min(_A_MEMBER_WITHIN, ends_at - time.monotonic())))
+            within = min(_A_MEMBER_WITHIN, ends_at - time.monotonic())
+            done = await self._reader.ask(look.run, within=max(0.0, within))
             if not isinstance(done, Unseen):
-                return left_behind
-            who, since = look.at, look.since
+                return
+            who = look.at
             look.skip(done.reason)
-            if who is not None and time.monotonic() - since >= _STUCK_AFTER:
-                left_behind[who] = "its memory map was locked when it was looked at before"
+            if who is not None:
+                self._left_behind[who] = "its memory map was locked when it was looked at before"
+            if who is None or len(self._left_behind) > _MOST_LEFT_BEHIND or time.monotonic() >= ends_at:
+                look.left_out += [] if who is not None else [done.reason]
+                return
             self._reader.close()
             self._reader = Lane("held files")
-            if who is None or stuck + len(left_behind) > _MOST_LEFT_BEHIND or time.monotonic() >= ends_at:
-                look.left_out += [] if who is not None else [done.reason]
-                return left_behind
 
     def _add(self, found: Iterable[held.Plain]) -> None:
         for plain in found:

@@ -180,7 +180,8 @@ class RunningAttempt:
         """Have the guardian know what members have: it removes what of it is left at the end."""
         files = sample.files
         if isinstance(files, HeldFiles):
-            self.guarded.remember_files(files.files, files.others)
+            proved = [file for file in files.files if (file.device, file.inode) not in files.unproved]
+            self.guarded.remember_files(proved, files.others)
         unseen = files.left_out if isinstance(files, HeldFiles) else (files.reason,) if files != NOT_ASKED else ()
         self.files_unseen = tuple(dict.fromkeys((*self.files_unseen, *unseen)))[-8:]
 
