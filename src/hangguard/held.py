@@ -358,7 +358,7 @@ class Others:
         self.is_done = self.look.is_done
 
     def settled(self, found: Iterable[Plain]) -> list[Plain]:
-        """Return what was found, without shared memory of which it is not known yet whether somebody else writes to it."""
+        """Return what was found, without shared memory of which it is not known whether somebody else writes to it."""
         return [file for file in found if self.is_done or file["kind"] not in MEMORY]
 
     def files(self) -> set[FileId]:
