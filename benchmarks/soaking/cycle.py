@@ -283,7 +283,7 @@ class Cycle:
         """Look until nobody is there any more, and then for everything else."""
         began = self._killed_at or time.monotonic()
         tree.look()
-        while living := self._living(tree):
+        while living := self._living(tree) or self._living(tree, everywhere=True):
             self.found.last = eyes.describe(next(iter(living)))
             self.found.gone_after = time.monotonic() - began
             if self.found.gone_after > WITHIN:
