@@ -31,9 +31,10 @@ FULL_LOOK = 10.5
 """Seconds of looking that a proof needs; the rest of a quarter of a minute goes into finding the server."""
 NOTED_EVERY = 0.5
 """Seconds between two looks at what the members have in /dev/shm."""
-LEFT_IN_TEMP = {"vllm": re.compile(r"vllm_dist_[0-9a-f]{32}"), "sglang": re.compile(r"tmp\w{8}")}
+LEFT_IN_TEMP = {"vllm": re.compile(r"vllm_dist_[0-9a-f]{32}|cc\w{6}\.\w+"), "sglang": re.compile(r"tmp\w{8}")}
 """Files that the engines make in the temporary folder and never remove: the rendezvous of gloo, and the empty files
-by whose names SGLang calls its sockets. No process has them open, so that nobody can be seen to have had them."""
+by whose names SGLang calls its sockets (no process has them open, so that nobody is seen to have had them), and what
+GCC had under way when it was killed in a compile."""
 ONE_ATTEMPT = Retry(stop=tenacity.stop_after_attempt(1))
 
 

@@ -136,8 +136,8 @@ async def test_s7_a_member_killed_is_named(sglang, table, phase, role):
         watch.kill(victim)
         ended = await watch.until_over()
     assert (ended.verdict, ended.phase) in {("exited", phase), ("broken", phase)}, ended
-    table.add(f"S7 {role}, {phase}", f"SIGKILL of the {role} in {phase}", watch, ended)
     assert f"{victim.pid}" in ended.why, ended
+    table.add(f"S7 {role}, {phase}", f"SIGKILL of the {role} in {phase}", watch, ended)
 
 
 async def test_s7_the_resource_tracker_killed_is_missed_by_nobody(sglang, table):
@@ -196,4 +196,4 @@ async def killing_trackers(watch):
     watch.ask(4)
     await watch.until(lambda: watch.answers, "an answer")
     assert watch.answers == [200]
-    assert set(watch.names()) <= {"moving", "ready"}, watch.names()
+    assert not {"stuck", "broken", "exited"} & set(watch.names()), watch.names()

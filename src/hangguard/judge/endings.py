@@ -48,11 +48,6 @@ _POINTS = re.compile(
 )
 """Another line says why (vllm/v1/engine/utils.py, core.py, executor/multiproc_executor.py), or another one is gone:
 then none does, where that one was killed while it started."""
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
-_DEATH = re.compile(r"(?:died|exited) unexpectedly|crashed with exit code")
-"""A front end that found one of its processes dead; of those that it kills itself it says so in no such words."""
-_POINTS = re.compile(r"\broot cause\b|\bEngineCore failed to start\.")
-"""Another line says why (vllm/v1/engine/utils.py, core.py). Where one was killed while it started, none does."""
 _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): ")
 
 _SIGKILLED = re.compile(r"(?:crashed with exit code|exit ?code:?) -9\b")
@@ -130,7 +125,7 @@ def reason_of(
         if _is_only_a_bus_error(cause):
             return _by_sigbus(cause.line, shm_free_share, evidence, unseen="shm-full")
         return Ending(cause.reason, cause.line, cause.permanent, evidence)
-    own = told and not any(map(_tells_a_death, told)) and not all(map(_only_points, told))
+    own = bool(told) and not any(map(_tells_a_death, told)) and not all(map(_only_points, told))
     if killed is not None and killed.exit_code == -signal.SIGKILL and own:
         return Ending(
             "crash", _root_cause(told) or told[0].line, evidence=evidence
