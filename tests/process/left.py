@@ -56,6 +56,7 @@ class Made:
             root=identity(self.server),
             members=(identity(self.server),),
             log_id=(found.st_dev, found.st_ino),
+            shm_before=(),
         )
         self.note()
 

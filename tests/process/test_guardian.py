@@ -20,6 +20,7 @@ import pytest
 from hangguard.act import _link, _tree
 from hangguard.act.spawn import guarded
 from hangguard.act.trial import try_guardian
+from hangguard.elsewhere import Elsewhere
 from hangguard.errors import CommandNotExecutable, CommandNotFound, GuardianFailed, WrongProcess
 from hangguard.facts import Unseen
 
@@ -572,7 +573,7 @@ def test_another_protocol_is_answered_with_an_error_and_nothing_starts(bare_guar
 
 def launch_line(**fields):
     launch = {"argv": ["/bin/sleep", "117.5"], "env": {}, "cwd": "/", "log_path": None, "lock_path": None}
-    policy = {"death_grace": 0.3, "on_death": "stop", "pristine": False}
+    policy = {"death_grace": 0.3, "on_death": "stop", "pristine": False, "elsewhere": Elsewhere().carried()}
     return json.dumps({"v": 1, "do": "launch", **launch, **policy, **fields}).encode() + b"\n"
 
 
