@@ -26,6 +26,8 @@ LONG = frozenset(
         "test_faults.py", "test_preflight_gpus.py",
         # A gigabyte, really written; requests that are let finish, for as long as they take.
         "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
+        # Runs whose supervisor and guardian are killed, and everything that could look like a part of one.
+        "test_both_died.py", "test_cleanup.py",
     }
 )  # fmt: skip
 """Files of the long suite (``nox -s long``): five minutes on two cores, and for a machine without other servers."""
