@@ -32,6 +32,8 @@ LONG = frozenset(
         "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
         # Runs in the background, and such whose supervisor is killed: a dozen commands each.
         "test_detach.py", "test_kept.py",
+        # Runs whose supervisor and guardian are killed, and everything that could look like a part of one.
+        "test_both_died.py", "test_cleanup.py",
     }
 )  # fmt: skip
 """Files of the long suite (``nox -s long``): five minutes on two cores, and for a machine without other servers."""

@@ -1,3 +1,4 @@
+# ruff: noqa: F811  fixtures are imported by their names
 """A run whose supervisor and guardian are dead: made by hand, or a real one whose two ends were killed."""
 
 import fcntl
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import commands
 import psutil
+import pytest
 from faces import is_gone
 from seen import until_sync
+from test_guardian import keep  # noqa: F401 - fixture
 
+from hangguard import clean_up
 from hangguard.act import _tree
 from hangguard.facts import HeldFile, RunState, Unseen
 from hangguard.run_state import list_runs, read_run, this_place, write_state
@@ -114,3 +118,49 @@ def launched(base, supervisor):
     runs = [run for run in list_runs(base) if not isinstance(run.state, Unseen)]
     mine = (run for run in runs if run.state.supervisor[0] == supervisor and run.state.root is not None)
     return next(mine, None)
+
+
+@pytest.fixture
+def made(tmp_path, keep):
+    return Made(tmp_path / "runs", keep)
+
+
+@pytest.fixture
+def bystander(made, tmp_path):
+    """Everybody who looks like a member, for one reason each, and is none. All live at the end."""
+    log, mark = made.path / "attempt-1.log", f"HANGGUARD_RUN_ID={made.run_id}"
+    found = {
+        "reads the log": made.start(["tail", "-f", str(log)]),
+        "opened the log himself": made.start(["sh", "-c", f"exec sleep 100 >>'{log}' 2>&1"]),
+        "has another run's mark": made.start(env={"HANGGUARD_RUN_ID": f"{made.run_id}0"}),
+        "has the mark as the end of another": made.start(env={"MY_HANGGUARD_RUN_ID": made.run_id}),
+        "has the mark in its words": made.start(["sh", "-c", f": {mark}; sleep 100; :"]),
+        "has the words of the server": made.start(),
+    }
+    until_sync(lambda: os.path.samefile(f"/proc/{found['opened the log himself'].pid}/fd/1", log))
+    yield found
+    assert {name for name, process in found.items() if process.poll() is not None} == set()
+
+
+@pytest.fixture
+def in_shm():
+    found = []
+    yield found.append
+    for path in found:
+        path.unlink(missing_ok=True)
+
+
+def cleaned(made, *, really=True):
+    return clean_up(str(made.path), really=really)
+
+
+def of(report, what):
+    return [item for item in report.items if item.what == what and item.whose != "unknown"]
+
+
+def is_over(made):
+    return read_run(str(made.path)).state.outcome == "cleaned up"
+
+
+def below(process):
+    return _tree.descendants([process.pid], _tree.read_entries())

@@ -1,7 +1,7 @@
+# ruff: noqa: F811  fixtures are imported by their names
 """What a dead run has left goes on proof, and nothing else does. Every signal and every unlink has a bystander."""
 
 import json
-import mmap
 import os
 import signal
 import socket
@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from left import SLEEP, Made, identity
+from left import SLEEP, Made, below, bystander, cleaned, identity, in_shm, is_over, keep, made, of  # noqa: F401 - fixtures
 from seen import until_sync
-from test_guardian import keep  # noqa: F401 - fixture
 
 import hangguard
 from hangguard import NoSuchRun, clean_up
@@ -21,76 +20,7 @@ from hangguard.act import _tree
 from hangguard.facts import Unseen
 from hangguard.run_state import STATE, read_run
 
-
-@pytest.fixture
-def made(tmp_path, keep):  # noqa: F811
-    return Made(tmp_path / "runs", keep)
-
-
-@pytest.fixture
-def bystander(made, tmp_path):
-    """Everybody who looks like a member, for one reason each, and is none. All live at the end."""
-    log, mark = made.path / "attempt-1.log", f"HANGGUARD_RUN_ID={made.run_id}"
-    found = {
-        "reads the log": made.start(["tail", "-f", str(log)]),
-        "opened the log himself": made.start(["sh", "-c", f"exec sleep 100 >>'{log}' 2>&1"]),
-        "has another run's mark": made.start(env={"HANGGUARD_RUN_ID": f"{made.run_id}0"}),
-        "has the mark as the end of another": made.start(env={"MY_HANGGUARD_RUN_ID": made.run_id}),
-        "has the mark in its words": made.start(["sh", "-c", f": {mark}; sleep 100; :"]),
-        "has the words of the server": made.start(),
-    }
-    until_sync(lambda: os.path.samefile(f"/proc/{found['opened the log himself'].pid}/fd/1", log))
-    yield found
-    assert {name for name, process in found.items() if process.poll() is not None} == set()
-
-
-def cleaned(made, *, really=True):
-    return clean_up(str(made.path), really=really)
-
-
-def of(report, what):
-    return [item for item in report.items if item.what == what and item.whose != "unknown"]
-
-
-def is_over(made):
-    return read_run(str(made.path)).state.outcome == "cleaned up"
-
-
 # ---------------------------------------------------------------------------------------- processes
-
-
-def test_a_dry_run_tells_everything_and_touches_nothing(made, bystander):
-    file = made.file()
-    before = (made.path / STATE).read_bytes()
-    try:
-        report = cleaned(made, really=False)
-        assert (report.dry_run, report.answer, report.left_behind) == (True, "released", ())
-        (process,) = of(report, "process")
-        assert (process.pid, process.whose, process.answer) == (made.server.pid, "ours", "gone")
-        assert process.proof == "the run launched it, and its start time agrees"
-        assert process.done.startswith("would be ended")
-        assert process.run_id == made.run_id
-        (shm,) = of(report, "file")
-        assert (shm.name, shm.done, shm.size_bytes) == (str(file), "would be removed", 4096)
-        assert "write lease granted" in shm.proof
-        assert made.server.poll() is None
-        assert file.exists()
-        assert (made.path / STATE).read_bytes() == before
-    finally:
-        file.unlink()
-
-
-def test_what_is_proved_to_be_of_it_ends_and_everybody_who_looks_like_it_lives_on(made, bystander):
-    file = made.file()
-    report = cleaned(made)
-    assert (report.dry_run, report.answer) == (False, "released")
-    assert made.server.wait(5) == -signal.SIGTERM
-    (process,) = of(report, "process")
-    assert process.done == "ended by SIGTERM"
-    assert not file.exists()
-    assert is_over(made)
-    assert (made.path / "attempt-1.log").exists()  # the logs are evidence
-    assert of(cleaned(made), "process") == []  # and again: there is nothing to do
 
 
 @pytest.mark.parametrize("rung", ["noted", "log", "mark", "descent"])
@@ -127,15 +57,11 @@ def test_each_proof_alone_is_enough(made, rung, bystander):
     assert not any(_tree.read_entry(pid) and not _tree.read_entry(pid).dead for pid in wanted)
 
 
-def below(process):
-    return _tree.descendants([process.pid], _tree.read_entries())
-
-
 def writers(made):
     return _tree.log_writers(made.state.log_id, _tree.read_entries(), inherited=True)
 
 
-def test_a_reused_pid_is_somebody_else(made, keep):  # noqa: F811
+def test_a_reused_pid_is_somebody_else(made, keep):
     stranger = made.start()
     pid, started = identity(stranger)
     made.note(members=(*made.state.members, (pid, started - 1)), root=(pid, started - 1))
@@ -155,7 +81,7 @@ def test_neither_whoever_cleans_nor_who_started_it_is_ended_whatever_speaks_agai
     assert made.server.wait(5) == -signal.SIGTERM
 
 
-def test_another_run_that_was_started_from_a_shell_of_it_is_not_touched(made, tmp_path, keep):  # noqa: F811
+def test_another_run_that_was_started_from_a_shell_of_it_is_not_touched(made, tmp_path, keep):
     """Its supervisor has the mark of the shell; guardian and server are its own to end, and it is alive."""
     guardian = made.start(["sh", "-c", "HANGGUARD_RUN_ID=20260101-000000-aaaaaa setsid sleep 100 & wait; :"])
     until_sync(lambda: len(below(guardian)) == 1)
@@ -210,32 +136,6 @@ def test_who_ignores_sigterm_is_killed_and_one_that_is_stopped_too(made):
 # -------------------------------------------------------------------------------- runs not to clean
 
 
-@pytest.mark.parametrize("who", ["supervisor", "guardian", "lock"])
-def test_nothing_of_a_run_is_touched_that_somebody_cares_for(made, who):
-    file = made.file()
-    if who == "lock":
-        lock = made.path / "lock"
-        program = (
-            "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print('held', file=f, flush=1)"
-        )
-        holder = made.start([sys.executable, "-c", f"{program}; time.sleep(100)", str(lock)])
-        until_sync(lambda: lock.exists() and lock.read_text())
-    else:
-        holder = made.start()
-        made.note(**{who: identity(holder)})
-    try:
-        report = cleaned(made)
-        (item,) = report.items
-        assert (item.what, item.answer, report.alive) == ("run", "alive", (made.run_id,))
-        assert f"pid {holder.pid}" in item.proof
-        assert made.server.poll() is None
-        assert holder.poll() is None
-        assert file.exists()
-        assert not is_over(made)
-    finally:
-        file.unlink()
-
-
 @pytest.mark.parametrize(
     ("place", "says"),
     [
@@ -271,7 +171,7 @@ def test_without_a_state_that_can_be_believed_nothing_is_touched_and_who_writes_
     assert made.server.poll() is None
 
 
-def test_without_a_name_all_are_cleaned_that_left_something_and_those_that_go_on_are_not(tmp_path, keep):  # noqa: F811
+def test_without_a_name_all_are_cleaned_that_left_something_and_those_that_go_on_are_not(tmp_path, keep):
     base = tmp_path / "runs"
     first, second, alive, over = (Made(base, keep) for _ in range(4))
     alive.note(supervisor=identity(alive.start()))
@@ -301,43 +201,6 @@ async def test_the_awaited_face_does_the_same(made):
 
 
 # -------------------------------------------------------------------------------------------- files
-
-
-@pytest.fixture
-def in_shm():
-    found = []
-    yield found.append
-    for path in found:
-        path.unlink(missing_ok=True)
-
-
-def test_only_the_very_file_goes_that_a_member_had_and_nobody_has(made, in_shm):
-    ours = made.file()
-    others = {
-        "at rest, named like ours": made.file(noted=False),
-        "was there before": made.file(),
-        "was only read": made.file(how="mapped"),
-        "somebody has it now": made.file(),
-        "has another name too": made.file(),
-    }
-    link = Path(f"{others['has another name too']}-link")
-    os.link(others["has another name too"], link)
-    for path in (ours, link, *others.values()):
-        in_shm(path)
-    before = others["was there before"].stat()
-    made.note(shm_before=((before.st_dev, before.st_ino),))
-    with others["somebody has it now"].open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
-        report = cleaned(made)
-    assert not ours.exists()
-    assert {name for name, path in others.items() if not path.exists()} == set()
-    items = {item.name: item for item in report.items}
-    assert items[str(ours)].done == "removed"
-    busy = items[str(others["somebody has it now"])]
-    assert (busy.whose, busy.answer) == ("somebody else's", "left")
-    assert f"pid {os.getpid()}" in busy.proof
-    assert items[str(others["at rest, named like ours"])].whose == "unknown"
-    assert "rm --" in items[str(others["at rest, named like ours"])].done
-    assert report.left_behind == ()
 
 
 def test_a_file_of_the_same_name_that_somebody_made_since_lives_on(made, in_shm):

@@ -25,6 +25,8 @@ from hangguard.report.text import duration
 from hangguard.run_state import list_runs
 
 GPUS_WITHIN = 3.0
+LEAST_OF_WHAT = 12
+"""Characters of the command that are shown whatever else the terminal has room for."""
 STYLES = {"left behind": "bold red", "unreadable": "magenta", "ending": "yellow", "over": "dim", "elsewhere": "dim"}
 
 
@@ -89,16 +91,22 @@ async def _gpu_memory(runs: tuple[RunNow, ...]) -> dict[str, int]:
 
 def _print_table(runs: tuple[RunNow, ...], memory: dict[str, int]) -> None:
     rows = [_row(now, memory) for now in runs]
-    headings = [heading for heading in rows[0] if any(row[heading] for row in rows) or heading in {"run", "stage"}]
+    headings = [heading for heading in rows[0] if any(row[heading] for row in rows) or heading in {"run", "what"}]
+    width = min(WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDEST_IN_A_FILE
+    others = sum(2 + max(len(heading), *(len(row[heading]) for row in rows)) for heading in headings[:-1])
+    room = max(LEAST_OF_WHAT, width - others)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
         # An id or a pid that is cut short is another one's; of the command the beginning is enough.
-        is_last = heading == "what" and sys.stdout.isatty()
-        table.add_column(heading, no_wrap=heading != "what" or is_last, overflow="ellipsis" if is_last else "fold")
+        table.add_column(heading, no_wrap=heading in {"run", "stage", "pid", "what"}, overflow="fold")
     for now, row in zip(runs, rows, strict=True):
-        table.add_row(*(Text(row[heading], style=STYLES.get(now.standing, "")) for heading in headings))
-    width = min(WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDEST_IN_A_FILE
+        words = [*(row[heading] for heading in headings[:-1]), _shortened(row["what"], room)]
+        table.add_row(*(Text(word, style=STYLES.get(now.standing, "")) for word in words))
     Console(highlight=False, width=width).print(table)
+
+
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 4]} ..."
 
 
 def _row(now: RunNow, memory: dict[str, int]) -> dict[str, str]:
