@@ -167,7 +167,7 @@ def test_it_survives_its_terminal_also_before_it_is_ready(tmp_path):
         supervisor = state_of(folder)["supervisor"][0]
         os.kill(running.process.pid, signal.SIGHUP)  # what a terminal that closes sends to its session
         assert running.wait() == -signal.SIGHUP
-        running.event("ready")
+        poll(lambda: running.named("ready"), within=60)
         assert os.path.exists(f"/proc/{supervisor}")
         assert told(tmp_path, "wait", folder.name, "--timeout", "30")[:2] == (0, "ready\n")
         assert stop(tmp_path, folder.name)[0] == 0

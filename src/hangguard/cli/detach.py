@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STDERR = 2
 TURN_SECONDS = 0.1
+READY, KEPT_BYTES, LAST_LINE_WITHIN = b"READY at ", 4096, 1.0
 MARGIN = 300.0
 """Seconds beyond ``--ready-within`` until nobody waits any more: evidence, stop and proof of the last attempt."""
 
@@ -86,6 +87,7 @@ class _Waiting:
         self._reads = reads
         self._heard = b""
         self._log = -1
+        self._copied = b""
 
     @property
     def is_over(self) -> bool:
@@ -100,6 +102,7 @@ class _Waiting:
             self._hear()
         self._copy_log()
         if self.url is not None:
+            self._copy_the_last_line()
             self.let_go()
 
     def let_go(self) -> None:
@@ -128,8 +131,16 @@ class _Waiting:
         elif "url" in told:
             self.url, self.changes = told["url"], told["changes"]
 
+    def _copy_the_last_line(self) -> None:
+        """What it prints of being ready may be a moment behind: a thread of its own does it. Nothing with --quiet."""
+        ends = time.monotonic() + LAST_LINE_WITHIN
+        while self._copied and READY not in self._copied and time.monotonic() < ends:
+            time.sleep(0.02)
+            self._copy_log()
+
     def _copy_log(self) -> None:
         while self._log >= 0 and (piece := os.read(self._log, 1 << 16)):
+            self._copied = (self._copied + piece)[-KEPT_BYTES:]
             try:
                 write_whole(STDERR, piece)
             except OSError:  # nobody reads; the log stays where it is

@@ -83,17 +83,17 @@ def run_command(options: Options) -> int:
         if isinstance(refused, BadLaunch):
             print("Try 'hangguard run --help'.", file=sys.stderr)
         return exit_code_of(refused, None, pass_through=False)
-    if background is not None:
-        if problem := background.begin(supervision):
-            print(f"hangguard: {problem}", file=sys.stderr)
-            return REFUSED
-        hooks.append(background)
+    if background is not None and (problem := background.begin(supervision)):
+        print(f"hangguard: {problem}", file=sys.stderr)
+        return REFUSED
     with ExitStack() as last_words:
         last_words.callback(leaving.deadline.cancel)
         terminal = Terminal(quiet=options.quiet, events_on_stdout=is_stdout(options.events), supervision=supervision)
         last_words.callback(terminal.finish)
         with ExitStack() as outlets:
             _open_outlets(options, terminal, writer, hooks, outlets)
+            if background is not None:
+                hooks.append(background)  # the last: what it tells of is printed by then
             failure, last = anyio.run(until_the_end, supervision, terminal, AsyncServer.wait, leaving)
             code = exit_code_of(failure, last, pass_through=options.attempts == 1 and options.fallbacks == "none")
             leaving.deadline.settle(code)
