@@ -68,7 +68,7 @@ def test_a_wall_clock_that_is_set_changes_no_verdict_no_grace_and_no_limit(tmp_p
     user = User(tmp_path / "user", server=options, limits={"stop_grace": 2.0, "ready_within": 60.0})
     monkeypatch.undo()
     try:
-        user.until_told("phase", within=60.0, phase="weights-load")
+        user.until_told("launched", within=60.0)
         set_by(seconds)
         pid = json.loads(user.said("serving", within=60.0))["pid"]
         assert any("clock.so" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
@@ -117,7 +117,7 @@ def on_its_own(folder, *words):
     who = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *rights]
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), "XDG_STATE_HOME": str(folder)}
     command = [*who, sys.executable, str(PROGRAMS / "scenario_few_processes.py"), str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     left = []
     for process in psutil.process_iter():
@@ -142,6 +142,7 @@ def test_where_no_process_or_thread_can_be_started_it_is_refused_with_the_reason
 
 
 @long
+@pytest.mark.timeout(240)
 def test_near_the_limit_of_processes_what_cannot_be_looked_at_is_unseen_and_the_end_is_proved(tmp_path):
     """Every probe has a thread of its own; one that gets none says so, and ends no server and no stop."""
     found = on_its_own(tmp_path, "supervise:2", "supervise:5", "supervise:80")
