@@ -264,6 +264,7 @@ async def test_a_file_of_ours_that_a_bystander_has_mapped_survives_and_he_is_nam
     async with supervise(argv, url="http://127.0.0.1:{port}", run_dir=tmp_path / "runs") as server:
         ours = said(tmp_path)
         litter += ours.values()
+        await until(lambda: noted_in(tmp_path / "runs") >= set(ours.values()))  # else it is known to be his as well
         stack = holding(ours["shared"])
         bystander = stack.__enter__()
     release = server.attempt.release

@@ -118,6 +118,7 @@ def test_at_ten_random_points_of_start_up_and_serving(tmp_path, bystander):
     assert bystander() == []
 
 
+@pytest.mark.long
 def test_in_every_phase_with_and_without_a_child_of_the_users(tmp_path, bystander):
     def run(n, phase):
         user = User(tmp_path / phase, mode="serve" if n % 2 else "sleeper", server=stuck_in(phase))

@@ -91,7 +91,8 @@ def test_a_wall_clock_that_is_set_changes_no_verdict_no_grace_and_no_limit(tmp_p
 
 def test_nothing_that_decides_asks_the_wall_clock(tmp_path, monkeypatch):
     """The seam itself: in a program whose time.time() only ever fails, a server is started, used and stopped."""
-    lessons = ("learned.py", "locks.py", "logfile.py")  # ages of files, which only the wall clock tells
+    # Ages of files, which only the wall clock tells; and when a run began, for people.
+    lessons = ("learned.py", "locks.py", "logfile.py", "notes.py")
 
     def refuse():
         asked_by = Path(sys._getframe(1).f_code.co_filename)
