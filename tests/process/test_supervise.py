@@ -578,11 +578,13 @@ def every_error(attempt):
         hangguard.PortInUse(8000, hangguard.Listener(pid=1, title="init", ours=False)),
         *[
             kind("why", (attempt,), diagnosis=attempt.diagnosis, report_path="/r", retryable=True)
-            for kind in (GaveUp, Permanent, NotReadyInTime)
+            for kind in (GaveUp, Permanent, NotReadyInTime, hangguard.StoppedEarly)
         ],
         ServerLost(attempt),
         hangguard.LeftBehind(release),
         hangguard.NoSuchServer("none", ((7, "sglang"),), advice="start one"),
+        hangguard.RunOver("20261130-030726-6b04c3", "stopped as asked", (7,)),
+        hangguard.NoAnswer("20261130-030726-6b04c3", 7, "nothing"),
         hangguard.GuardianFailed("no"),
         hangguard.WrongProcess(1, 2),
         HangguardError("plain"),
