@@ -153,7 +153,7 @@ def real_sglang(session: nox.Session) -> None:
 
 @nox.session(name="real-full", python=PYTHONS[TESTED])
 def real_full(session: nox.Session) -> None:
-    """Write docs/real-engines.md: every fault on both real engines. Not in CI; three quarters of an hour."""
+    """Write docs/real-engines.md: every fault on both real engines. Not in CI; an hour and a half."""
     table = str(HERE / "docs" / "real-engines.md")
     _run_real(session, "full", env={"HANGGUARD_TABLE": table})
 

@@ -363,6 +363,16 @@ def test_words_that_only_point_at_others_do_not_explain_a_kill_while_it_starts(l
     assert found.why.startswith(f"{named} ended by signal 9")
 
 
+def test_a_scheduler_killed_in_its_start_is_named_and_not_what_the_main_process_guesses():
+    """As SGLang 0.5.23 (entrypoints/engine.py)."""
+    line = "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a"
+    told = told_by((f"{line} common cause is the OS OOM killer.",), SGLANG)
+    assert told
+    departed = (gone("sglang::scheduler", -9),)
+    found = reason_of(end(-9), told, departed, root=ROOT, oom_kills=0, was_ready=False, rules=SGLANG)
+    assert found.why.startswith("sglang::scheduler (pid 20) ended by signal 9")
+
+
 def test_the_same_words_after_an_exception_leave_the_kill_to_the_server_itself():
     told = told_by(LOAD_FAILED, VLLM)
     departed = (gone("VLLM::Worker", -9, 21), gone("VLLM::EngineCore", 1))

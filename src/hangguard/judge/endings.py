@@ -41,7 +41,7 @@ YOUNG = 30.0
 _SPAWNED = re.compile(r"\bfrom multiprocessing\.spawn import spawn_main\b")
 _TRACEBACK = "Traceback (most recent call last):"
 _BARE_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception)(?:: |$)")
-_DEATH = re.compile(r"(?:died|exited) unexpectedly|crashed with exit code")
+_DEATH = re.compile(r"(?:died|exited) unexpectedly|died during initialization|crashed with exit code")
 """A front end that found one of its processes dead; of those that it kills itself it says so in no such words."""
 _POINTS = re.compile(
     r"\broot cause\b|\b(?:EngineCore|WorkerProc) failed to start\.|\b(?:BrokenPipe|ConnectionReset|EOF)Error\b"
