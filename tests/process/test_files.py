@@ -361,7 +361,7 @@ async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve,
         await killed_guardian(server)
         with monkeypatch.context() as patch:
             survivor = {"pid": server.pid, "started": server.started, "title": "", "state": "D", "wait_channel": ""}
-            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [])
+            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [], [])
             patch.setattr(_tree.Ending, "run", lambda self: ended)
             stopped = await server.stop(grace=0.2)
         assert answers(stopped.files) == {ours["shared"]: "unknown"}
