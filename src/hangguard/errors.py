@@ -15,8 +15,8 @@
     ├── ServerLost           it was ready, and has ended by itself or was found dead
     ├── LeftBehind           something of ours is still there after the stop, and cannot be ended
     ├── NoSuchServer         no server was found to look at, or not exactly one
+    ├── NoSuchRun            no run has this name, or several have it, or it is not to be believed
     │   └── RunOver                  the run is over, or nobody lives who could be asked or told
-    ├── NoSuchRun            no run has this name, or several have it
     ├── NoAnswer             the supervisor of a run lives, and does not answer
     ├── GuardianFailed       the guardian process could not be started or spoke another protocol
     └── WrongProcess         the handle was touched in a forked child of the program that made it
@@ -267,19 +267,21 @@ class NoSuchServer(HangguardError):
 
 
 class NoSuchRun(HangguardError):
-    """No run has this name, or several have. ``candidates`` are the ids of those."""
+    """No run has this name, or several have (``candidates``), or what it says of itself is not to be believed."""
 
-    def __init__(self, problem: str, candidates: tuple[str, ...] = ()) -> None:
+    def __init__(self, problem: str, candidates: tuple[str, ...] = (), *, advice: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.candidates = candidates
+        self.advice = advice
 
     def text(self) -> str:
-        """Return the problem, and those that could be meant."""
-        return f"{self.problem}." + "".join(f"\n  {run_id}" for run_id in self.candidates[:20])
+        """Return the problem, what to do, and those that could be meant."""
+        found = "".join(f"\n  {run_id}" for run_id in self.candidates[:20])
+        return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
 
 
-class RunOver(NoSuchServer):
+class RunOver(NoSuchRun):
     """The run is over, or nobody lives who could be asked or told. ``living`` are pids of it that do all the same."""
 
     def __init__(self, run_id: str, outcome: str = "", living: tuple[int, ...] = ()) -> None:

@@ -384,7 +384,7 @@ class Guardian:
         """Return who is known, and the search for members, of copies: another thread uses them."""
         known = set(self._remembered) | ({self._root} if self._root is not None else set())
         below, log_id = [os.getpid()], self._log_id
-        spare = None if self._root is None else self._new_daemons().spare
+        spare = None if self._root is None else self._new_daemons().spare  # asked before a launch: nobody is a member
         return known, lambda entries: _tree.find_members(
             entries, below=below, remembered=known, log_id=log_id, spare=spare
         )

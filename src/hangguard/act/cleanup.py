@@ -46,7 +46,7 @@ from hangguard.observe.lane import Lane
 from hangguard.observe.port_left import read_port_left
 from hangguard.observe.ports import who_listens
 from hangguard.redact import redact
-from hangguard.run_state import find_run, list_runs, name_for, write_state
+from hangguard.run_state import list_runs, name_for, the_run, write_state
 from hangguard.store import RunFolder
 
 T = TypeVar("T")
@@ -125,11 +125,9 @@ async def _chosen(run: str | os.PathLike[str] | None, run_dir: str | os.PathLike
         runs = await look_at(lambda: list_runs(run_dir))
         return tuple(now for now in runs if now.is_alive or now.standing == "left behind" or now.members)
     name = os.fspath(run)
-    found = await _in_time("run", lambda: find_run(name, run_dir), LOOKS_WITHIN)
+    found = await _in_time("run", lambda: the_run(name, run_dir), LOOKS_WITHIN)
     if isinstance(found, Unseen):
-        raise NoSuchRun(found.reason)
-    if isinstance(found, tuple):
-        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", tuple(one.run_id for one in found))
+        raise NoSuchRun(f"The run {name!r} cannot be looked for ({found.reason})")
     return await look_at(lambda: (found,))
 
 

@@ -77,9 +77,11 @@ class Belonging:
         self.daemons = _daemons.Daemons(
             _tree, root_pid=state.root[0] if state.root else 0, log_id=state.log_id, port=state.port or None
         )
+        # Only while a name in the folder leads to it: the inode of a log that was removed is given to another file, the
+        # log of another run for example.
+        self._logs = frozenset(own_logs(path))
         self._run_id = state.run_id
         self._noted = frozenset(state.members)
-        self._logs = set(own_logs(path)) | ({state.log_id} if state.log_id else set())
         self._marks = marks or Marks()
         if state.root is not None:
             self.proofs[state.root] = LAUNCHED

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+from hangguard.act.leftovers import still_there
 from hangguard.facts import Unseen
 from hangguard.observe.lane import Lane
-from hangguard.run_state import STATE
+from hangguard.run_state import STATE, read_run, this_place, why_elsewhere
 from hangguard.store import CONTROL, MARKER, RUN_ID, SUPERVISOR_LOG, RunFolder, mark_of
 
 log = logging.getLogger("hangguard")
@@ -71,7 +72,7 @@ def delete_in(
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             return ()  # others could put something here that looks like ours
         names = sorted(filter(RUN_ID.fullmatch, _listed(base)), reverse=True)
-        runs = [run for name in names if (run := _look(base, name)) is not None]
+        runs = [run for name in names if (run := _look(base, name)) is not None and not _has_left(home, name)]
         return tuple(run.name for run in _too_many(runs, newest, newest_bad, most_bytes) if _delete(base, run.name))
 
 
@@ -102,6 +103,14 @@ def _look(base: int, name: str) -> _OldRun | None:
             name, sum(status.st_blocks * 512 for status in files.values()), any(map(_EVIDENCE.fullmatch, files))
         )
     return None
+
+
+def _has_left(home: str, name: str) -> bool:
+    """Whether something of it lies in /dev/shm still: without its state file nobody could prove whose that is."""
+    state = read_run(os.path.join(home, name)).state  # noqa: PTH118
+    with suppress(OSError):
+        return not isinstance(state, Unseen) and not why_elsewhere(state, this_place()) and bool(still_there(state))
+    return True
 
 
 def _delete(base: int, name: str) -> bool:

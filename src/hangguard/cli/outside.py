@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from hangguard.cli.exits import LEFT, NO_SERVER, TOO_LATE, USAGE
-from hangguard.errors import BadLaunch, NoAnswer, NoSuchServer, RunOver
+from hangguard.errors import BadLaunch, NoAnswer, NoSuchRun, NoSuchServer, RunOver
 from hangguard.redact import clean_text, redact
 
 INTERRUPTED = 130
@@ -20,7 +20,7 @@ def ask_outside(question: Callable[[], Awaitable[int]]) -> int:
         return anyio.run(question)
     except RunOver as over:
         return _say(str(over), LEFT if over.living else NO_SERVER)
-    except NoSuchServer as none:
+    except (NoSuchRun, NoSuchServer) as none:
         return _say(str(none), NO_SERVER)
     except BadLaunch as wrong:
         return _say(str(wrong), USAGE)

@@ -8,9 +8,9 @@ from typing import Literal
 
 from hangguard.act import _tree
 from hangguard.act.guardians import why_not_its_guardian
-from hangguard.errors import NoSuchServer, RunOver
+from hangguard.errors import NoSuchRun, RunOver
 from hangguard.facts import FoundRun, Identity, RunState, Unseen
-from hangguard.run_state import find_run, this_place, why_elsewhere
+from hangguard.run_state import name_for, the_run, this_place, why_elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class LivingRun:
 def find_living(name: str, run_dir: str | os.PathLike[str] | None = None) -> LivingRun:
     """Return the run of this id, beginning of an id, or folder.
 
-    Raises :class:`NoSuchServer` where there is none, several, or one that is not to be believed, and :class:`RunOver`
+    Raises :class:`NoSuchRun` where there is none, several, or one that is not to be believed, and :class:`RunOver`
     where nobody lives who could be told anything.
     """
     found, state = read_known(name, run_dir)
@@ -44,22 +44,17 @@ def find_living(name: str, run_dir: str | os.PathLike[str] | None = None) -> Liv
 
 
 def read_known(name: str, run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, RunState]:
-    """Return a run with its state, whoever of it lives. Raises :class:`NoSuchServer`."""
-    found = find_run(name, run_dir)
-    if isinstance(found, Unseen):
-        raise NoSuchServer(found.reason[:1].upper() + found.reason[1:], advice="See them all: hangguard ps")
-    if isinstance(found, tuple):
-        ids = ", ".join(one.run_id for one in found[:8])
-        raise NoSuchServer(f"There are {len(found)} runs whose id begins with {name!r}", advice=f"Say which: {ids}")
+    """Return a run with its state, whoever of it lives. Raises :class:`NoSuchRun`."""
+    found = the_run(name, run_dir)
     if isinstance(found.state, Unseen):
-        advice = f"What is left of it shows: hangguard clean {found.run_id}"
-        raise NoSuchServer(f"Of run {found.run_id} nothing can be believed: {found.state.reason}", advice=advice)
+        advice = f"What is left of it shows: hangguard clean {name_for(found.path)}"
+        raise NoSuchRun(f"Of run {found.run_id} nothing can be believed: {found.state.reason}", advice=advice)
     try:
         problem = why_elsewhere(found.state, this_place()) or _tree.why_proc_misleads()
     except OSError as unseen:
         problem = f"where this is cannot be told ({unseen.strerror})"
     if problem:
-        raise NoSuchServer(f"Run {found.run_id} cannot be reached from here: {problem}")
+        raise NoSuchRun(f"Run {found.run_id} cannot be reached from here: {problem}")
     return found, found.state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
-from hangguard.errors import NoSuchServer, WrongProcess
+from hangguard.errors import NoSuchRun, WrongProcess
 from hangguard.facts import ReachedState, RunStatus, RunStopped, Unseen
 from hangguard.supervision.by_guardian import ByGuardian, WatchedEvents
 from hangguard.supervision.by_supervisor import BySupervisor, EventStream
@@ -111,7 +111,7 @@ class AsyncReattachment:
     async def __aenter__(self) -> AsyncReattachedRun:
         """Find the run and ask how it stands.
 
-        Raises :class:`~hangguard.errors.NoSuchServer` where there is none of that name,
+        Raises :class:`~hangguard.errors.NoSuchRun` where there is none of that name,
         :class:`~hangguard.errors.RunOver` where nobody lives who could be asked or told, and
         :class:`~hangguard.errors.NoAnswer` where its supervisor lives and does not answer.
         """
@@ -120,7 +120,7 @@ class AsyncReattachment:
         self._owner = os.getpid()
         living = await in_time("run", lambda: find_living(self._name, self._run_dir), within=FIND_WITHIN)
         if isinstance(living, Unseen):
-            raise NoSuchServer(f"The run {self._name} cannot be looked at: {living.reason}")
+            raise NoSuchRun(f"The run {self._name} cannot be looked at: {living.reason}")
         if living.by == "supervisor":
             self._voice = voice = BySupervisor(living.found, living.state)
             return AsyncReattachedRun(living, voice, await voice.status())
