@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from left import SLEEP, Made, below, bystander, cleaned, identity, in_shm, is_over, keep, made, of  # noqa: F401 - fixtures
 from seen import until_sync
+from test_sysv import remove  # noqa: F401 - fixture
 
 import hangguard
 from hangguard import NoSuchRun, clean_up
 from hangguard.act import _tree
 from hangguard.facts import Unseen
+from hangguard.observe import sysv
+from hangguard.observe.sysv import parse_segments
 from hangguard.run_state import STATE, read_run
 
 # ---------------------------------------------------------------------------------------- processes
@@ -185,7 +188,7 @@ def test_without_a_name_all_are_cleaned_that_left_something_and_those_that_go_on
 
 
 def test_a_name_that_no_run_or_several_have_is_said(made):
-    with pytest.raises(NoSuchRun, match="there is no run"):
+    with pytest.raises(NoSuchRun, match="There is no run"):
         clean_up("no-such-run", run_dir=made.path.parent)
     Made(made.path.parent, made.keep)
     with pytest.raises(NoSuchRun, match="2 runs begin") as several:
@@ -276,3 +279,20 @@ def test_what_the_state_file_says_of_the_server_that_died_is_still_there_after_t
     assert not isinstance(state, Unseen)
     assert (state.stage, state.outcome, state.verdict, state.kind) == ("over", "cleaned up", "stuck", "idle")
     assert made.server.wait(5) == -signal.SIGTERM
+
+
+def test_a_segment_that_a_member_made_is_listed_with_its_command_and_a_strangers_is_not_and_both_stay(made, remove):
+    code = "import ctypes; print(ctypes.CDLL(None).shmget(0, 4096, 0o1600), flush=True); input()"
+    makers = [subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) for _ in "ab"]
+    (ours, theirs) = ids = [int(maker.stdout.readline()) for maker in makers]
+    for id_ in ids:
+        remove(id_)
+    made.note(members=(*made.state.members, identity(makers[0])))
+    for maker in makers:
+        maker.communicate("\n")
+    listed = [item for item in cleaned(made).items if item.what == "segment"]
+    assert {item.name: item.done for item in listed} == {
+        f"System V segment {ours}": f"left; if nobody's: ipcrm -m {ours}"
+    }
+    there = {one.id for one in parse_segments(Path(sysv.PATH).read_text())}
+    assert {ours, theirs} <= there

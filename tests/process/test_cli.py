@@ -118,6 +118,7 @@ def test_links_are_not_followed_where_events_are_written(tmp_path):
 # ------------------------------------------------------------------------------------------ exit codes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -196,6 +197,7 @@ def test_exit_codes_of_a_server_that_never_became_ready(never_ready, name):
     assert [e["event"] for e in events][-2:] == ["gave_up", "ended"]
 
 
+@pytest.mark.long
 def test_a_server_that_ends_by_itself_after_it_was_ready(tmp_path):
     with run(tmp_path) as running:
         pid = running.event("launched")["pid"]
@@ -245,6 +247,7 @@ def test_a_hang_up_that_nohup_has_ignored_stays_ignored(tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.long
 def test_the_second_signal_ends_the_grace_and_not_the_proof(tmp_path):
     with run(tmp_path, command=small(ignore_term=True)) as running:
         running.event("ready")
@@ -370,6 +373,7 @@ def test_a_line_without_an_end_costs_no_memory_and_is_cut_aloud(tmp_path):
             log.unlink()
 
 
+@pytest.mark.long
 def test_secrets_are_in_nothing_that_is_written(tmp_path):
     key, token = "sesame-open-1234", "opaque-token-5678"
     command = small(api_key=key, model_path=f"{token}-{key}")

@@ -385,6 +385,7 @@ async def test_nothing_goes_while_a_member_lives_and_all_of_it_afterwards(serve,
             assert answers(stopped.files) == dict.fromkeys(ours.values(), "removed")
 
 
+@pytest.mark.long
 async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve, tmp_path, litter, monkeypatch):  # noqa: F811
     async with serve(argv=program(tmp_path, "shared")) as server:
         ours = said(tmp_path)
@@ -721,6 +722,7 @@ async def test_an_accepted_connection_is_not_the_listeners_name(start):
     assert seen.files == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_attempt_that_hangs_and_is_reported_only_removes_nothing(tmp_path, litter):
     limits = Limits(patience=5.0, stop_grace=1.0)

@@ -156,6 +156,7 @@ def test_ctrl_c_on_the_terminal_of_the_container_is_one_request_and_not_two(tmp_
 # ------------------------------------------------------------------------------------------ in time
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deaf", [False, True], ids=["listens", "ignores SIGTERM"])
 def test_everything_ends_within_the_time_that_it_is_given(tmp_path, deaf):
     with contained(tmp_path, "--stop-within", 10, command=small(ignore_term=deaf)) as running:

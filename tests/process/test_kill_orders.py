@@ -122,6 +122,7 @@ async def test_a_guardian_that_is_killed_in_the_middle_of_a_stop_is_replaced(ser
 # --------------------------------------------------------------------------- where nobody is left to end it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["in the same instant", "the guardian before it is done", "the guardian long before"])
 def test_what_is_left_when_both_are_dead_is_found_again_by_its_log_and_nobody_else_is(
     tmp_path, keep, members, bystanders, how

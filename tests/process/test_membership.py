@@ -198,6 +198,7 @@ def _drain(leader):
             pass
 
 
+@pytest.mark.long
 async def test_a_second_run_beside_it_keeps_its_server_and_its_daemons(serve, members, command, port, tmp_path, keep):
     other = tmp_path / "other"
     other.mkdir()

@@ -17,7 +17,7 @@ from faces import fetch, plain
 from hangguard import (
     AsyncReattachedRun,
     NoAnswer,
-    NoSuchServer,
+    NoSuchRun,
     ReattachedRun,
     RunOver,
     StoppedEarly,
@@ -207,22 +207,22 @@ async def test_a_run_of_another_place_is_not_reached(tmp_path, foreign):
         replace(here, user=here.user + 1),
     ):
         made, _ = noted(tmp_path, place=place, supervisor=identity(foreign), guardian=identity(foreign))
-        with pytest.raises(NoSuchServer, match="cannot be reached from here"):
+        with pytest.raises(NoSuchRun, match="cannot be reached from here"):
             async with reattach(made.run_id, run_dir=tmp_path):
                 pass
 
 
 async def test_names_of_no_run_of_several_and_of_a_damaged_one_are_told_apart(tmp_path):
     made, _ = noted(tmp_path)
-    with pytest.raises(NoSuchServer, match="hangguard ps"):
+    with pytest.raises(NoSuchRun, match="hangguard ps"):
         async with reattach("20990101-000000-abcdef", run_dir=tmp_path):
             pass
     noted(tmp_path)
-    with pytest.raises(NoSuchServer, match="There are 2 runs"):
+    with pytest.raises(NoSuchRun, match="2 runs begin with"):
         async with reattach(made.run_id[:4], run_dir=tmp_path):
             pass
     Path(made.file("state.json")).write_text("{")
-    with pytest.raises(NoSuchServer, match="nothing can be believed"):
+    with pytest.raises(NoSuchRun, match="nothing can be believed"):
         async with reattach(made.run_id, run_dir=tmp_path):
             pass
 

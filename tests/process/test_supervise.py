@@ -275,6 +275,7 @@ def test_on_hang_report_tells_and_touches_nothing_until_it_is_left(hangs):
 # ----------------------------------------------------------------------------------------- readiness
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_ready_is_a_path_or_a_callable_of_either_colour(tmp_path):
     asked = []

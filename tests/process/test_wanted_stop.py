@@ -51,6 +51,7 @@ def test_however_the_server_takes_it(tmp_path, code, words, returned, ask):
     assert names[-1] == "ended"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [1, 3])
 def test_the_command_line_ends_with_0(tmp_path, code):
     with run(tmp_path, "--url", "http://127.0.0.1:{port}", command=command(code, OOM)) as running:

@@ -45,6 +45,7 @@ from hangguard.observe.gpus import GpuProbe
 from hangguard.observe.lane import Lane
 from hangguard.observe.port_left import read_port_left
 from hangguard.observe.ports import who_listens
+from hangguard.observe.sysv import left_by, list_segments
 from hangguard.redact import redact
 from hangguard.run_state import list_runs, name_for, the_run, write_state
 from hangguard.store import RunFolder
@@ -412,6 +413,14 @@ async def look_at_gpus(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     return (replace(item, name="memory of GPUs"),)
 
 
+async def look_at_segments(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
+    """List shared memory of the System V kind that members made and nobody has attached: reported, never removed."""
+    now = await list_segments()
+    if isinstance(now, Unseen):
+        return (_blind("segment", "shared memory of System V", now.reason),)
+    return tuple(segment.as_item() for segment in left_by(now, frozenset(cleaning.state.members), ()))
+
+
 def _as_it_was(uuid: str, used: int) -> Gpu:
     unseen = Unseen("not noted")
     return Gpu(
@@ -430,6 +439,13 @@ def _listed(pids: set[int]) -> str:
     return ", ".join(map(str, sorted(pids)))
 
 
-CLEANERS: tuple[Cleaner, ...] = (end_processes, remove_files, look_at_port, look_at_gpus, list_unattributed)
+CLEANERS: tuple[Cleaner, ...] = (
+    end_processes,
+    remove_files,
+    look_at_port,
+    look_at_gpus,
+    look_at_segments,
+    list_unattributed,
+)
 """What cleans a run, in order. A cleaner is told what those before it have found, never raises, and says of everything
 whose it is and why; only with ``really`` it takes its last step."""
