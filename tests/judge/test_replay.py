@@ -126,7 +126,6 @@ def test_a_busy_wait_in_a_place_that_nobody_knows_is_not_called_within_seconds(n
     assert "stuck" not in seen(memories)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("every", [1, 2], ids=["as recorded", "half the rate"])
 @pytest.mark.parametrize("at", [NCCL, SYNC], ids=["in NCCL's init", "in a sync"])
 @pytest.mark.parametrize("name", HEALTHY)

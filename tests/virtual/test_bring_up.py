@@ -104,7 +104,6 @@ def fallback(name, flag, *answers):
 # --------------------------------------------------------------------------------------------- a load
 
 
-@pytest.mark.long
 def test_a_slow_load_that_moves_every_9_s_is_ready_after_an_hour_and_was_never_stuck():
     def look(age):
         step = int(age // 9)
