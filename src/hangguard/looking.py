@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from hangguard.act.cleanup import WITHIN as CLEAN_WITHIN
 from hangguard.act.cleanup import Cleaner, aclean_up
@@ -26,6 +26,7 @@ from hangguard.supervision.attach import AsyncAttachment, AsyncWatch, Attaching
 from hangguard.supervision.diagnose import WITHIN, adiagnose
 from hangguard.supervision.events import Event
 from hangguard.supervision.found import FoundServer
+from hangguard.supervision.interrupts import blocking_portal
 from hangguard.supervision.look import Look
 from hangguard.supervision.preflight import WITHIN as PREFLIGHT_WITHIN
 from hangguard.supervision.preflight import apreflight
@@ -60,7 +61,7 @@ def diagnose(
     be meant at all.
     """
     question = partial(adiagnose, target, url=url, pid=pid, engine=engine, log=log, canary=canary, within=within)
-    with start_blocking_portal("asyncio") as portal:  # in a thread of its own: it works inside a running loop too
+    with blocking_portal() as portal:  # in a thread of its own: it works inside a running loop too
         return portal.call(question)
 
 
@@ -89,7 +90,7 @@ def preflight(
     question = partial(
         apreflight, command, engine=engine, url=url, env=env, cwd=cwd, limits=limits, run_dir=run_dir, within=within
     )
-    with start_blocking_portal("asyncio") as portal:
+    with blocking_portal() as portal:
         return portal.call(question)
 
 
@@ -115,7 +116,7 @@ def clean_up(
     Raises :class:`NoSuchRun` where no run, or more than one, has this name, or none can be looked at.
     """
     question = partial(aclean_up, run, really=really, run_dir=run_dir, within=within, cleaners=cleaners)
-    with start_blocking_portal("asyncio") as portal:
+    with blocking_portal() as portal:
         return portal.call(question)
 
 
@@ -242,7 +243,7 @@ class Attachment(AsyncAttachment):
 
     def __enter__(self) -> Watch:
         """Find the server and begin to watch; return after the first sample. See :func:`attach`."""
-        self._portal_context: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self._portal_context: AbstractContextManager[BlockingPortal] = blocking_portal()
         portal = self._portal_context.__enter__()
         try:
             self._block = portal.wrap_async_context_manager(self)

@@ -9,10 +9,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from hangguard.errors import WrongProcess
 from hangguard.facts import ReachedState, RunStatus, RunStopped
+from hangguard.supervision.interrupts import blocking_portal
 from hangguard.supervision.reattach import AsyncReattachedRun, AsyncReattachment
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class Reattachment(AsyncReattachment):
 
     def __enter__(self) -> ReattachedRun:
         """Find the run and ask how it stands. See :func:`reattach`."""
-        self._portal_context: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self._portal_context: AbstractContextManager[BlockingPortal] = blocking_portal()
         portal = self._portal_context.__enter__()
         try:
             self._block = portal.wrap_async_context_manager(self)

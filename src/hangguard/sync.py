@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from hangguard.engines.base import Engine
 from hangguard.errors import BadLaunch, WrongProcess
@@ -41,6 +41,7 @@ from hangguard.supervision.announcer import Announcer, Hook, Subscription
 from hangguard.supervision.events import Event
 from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
+from hangguard.supervision.interrupts import blocking_portal, holding_interrupts
 from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
 from hangguard.supervision.log_cap import LEAST as LOG_BYTES_AT_LEAST
 from hangguard.supervision.notes import Notes
@@ -325,11 +326,12 @@ class Supervision(AsyncSupervision):
         if self._owner is not None or self._server is not None:
             raise entered_before()
         self._owner = os.getpid()
-        self._portal_context = start_blocking_portal("asyncio")
+        self._portal_context = blocking_portal()
         self._portal = self._portal_context.__enter__()
         entered: Future[AsyncServer] = Future()
-        self._block = self._portal.start_task_soon(self._hold, entered)
         try:
+            with holding_interrupts():  # so that nothing runs of which nobody knows
+                self._block = self._portal.start_task_soon(self._hold, entered)
             server = entered.result()
         except BaseException as error:
             self._close_portal(error)

@@ -25,7 +25,7 @@ from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import NO_DRAIN, RunningAttempt
 from hangguard.supervision.control import FROM_OUTSIDE, answering
 from hangguard.supervision.followed_log import LogLines
-from hangguard.supervision.interrupts import holding_interrupts
+from hangguard.supervision.interrupts import bare, holding_interrupts
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.run import Run
 from hangguard.supervision.serve import Story, serve
@@ -365,8 +365,10 @@ class AsyncSupervision:
             async with answering(story, server) as control:
                 try:
                     await serve(story)
-                except (Exception, KeyboardInterrupt, SystemExit) as failure:  # noqa: BLE001 - raised bare by the two ends
-                    server._failure = failure  # noqa: SLF001
+                except BaseException as failure:  # raised bare by the two ends
+                    if (known := bare(failure)) is None:
+                        raise
+                    server._failure = known  # noqa: SLF001
                     self._body.cancel()
                 finally:
                     with anyio.CancelScope(shield=True):

@@ -1,4 +1,4 @@
-"""Ctrl-C during a stop: it must not hit the stop itself, nor tear down the event loop that stops."""
+"""Ctrl-C at the wrong moment: it must not hit a stop, tear down the event loop that stops, or be lost in a group."""
 
 from __future__ import annotations
 
@@ -8,9 +8,44 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
 
 @contextlib.contextmanager
-def holding_interrupts(hurry: Callable[[], None]) -> Iterator[None]:
+def blocking_portal() -> Iterator[BlockingPortal]:
+    """Give anyio's portal to an event loop in a thread of its own; Ctrl-C waits while that begins and ends.
+
+    Interrupted there, anyio (4.12, from_thread.py) waits for the end of a loop that nobody has told to end.
+    """
+    context = start_blocking_portal("asyncio")
+    portal: BlockingPortal | None = None
+    try:
+        with holding_interrupts():
+            portal = context.__enter__()
+        yield portal
+    except BaseException as error:
+        if portal is not None:
+            with holding_interrupts():
+                context.__exit__(type(error), error, error.__traceback__)
+        raise
+    else:
+        with holding_interrupts():
+            context.__exit__(None, None, None)
+
+
+def bare(error: BaseException) -> BaseException | None:
+    """Return an error as users expect it: of a group with a Ctrl-C in it that; ``None``: it is a cancellation.
+
+    trio raises Ctrl-C in whichever task runs, and each task group around that one puts a group around it.
+    """
+    if isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
+        return error
+    found = (bare(one) for one in getattr(error, "exceptions", ()))
+    return next((one for one in found if isinstance(one, (KeyboardInterrupt, SystemExit))), None)
+
+
+@contextlib.contextmanager
+def holding_interrupts(hurry: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Turn Ctrl-C into a call of ``hurry`` inside the block, and raise :class:`KeyboardInterrupt` at its end.
 
     Only in the main thread, and where the handler is one that raises wherever the program is:
