@@ -305,6 +305,18 @@ async def test_no_proxy_of_the_environment_is_used_and_the_key_is_sent(monkeypat
         assert "secret" not in repr(given)
 
 
+async def test_a_redirect_is_not_followed_and_the_key_goes_nowhere_else():
+    with serving(answering(200, GOOD[0])) as elsewhere:
+        place = f"http://127.0.0.1:{elsewhere.server_address[1]}/v1/completions"
+        with serving(lambda handler: handler.reply(307, headers=[("Location", place)])) as server:
+            given = launch(server.server_address[1], model="M", api_key="secret")
+            async with probing(server, given=given, request=COMPLETION) as probing_it:
+                reply = await probing_it.settled()
+            assert (reply.state, reply.status) == ("bad", 307)
+            assert len(server.asked) == 1
+        assert elsewhere.asked == []
+
+
 async def test_the_name_of_the_model_is_asked_for_where_it_is_not_known():
     def answer(handler):
         if handler.path == "/v1/models":

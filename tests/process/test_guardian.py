@@ -166,6 +166,21 @@ def server_folder(server):
     return os.readlink(f"/proc/{server.pid}/cwd")
 
 
+async def test_a_stopped_server_is_let_go_on_so_that_it_hears_sigterm_and_a_stopped_bystander_is_not(serve, keep):
+    argv = ["/bin/sh", "-c", "trap 'exit 5' TERM; touch root; while :; do sleep 0.05; done"]
+    bystander = subprocess.Popen(["/bin/sleep", "100"])
+    keep(bystander)
+    async with serve(argv=argv) as server:
+        await soon(Path(server_folder(server), "root").exists)
+        for pid in (server.pid, bystander.pid):
+            os.kill(pid, signal.SIGSTOP)
+        await soon(lambda: _tree.read_entry(server.pid).state == _tree.read_entry(bystander.pid).state == "T")
+        stopped = await server.stop(grace=30.0)
+        assert (await server.wait_exit()).code == 5
+        assert stopped.survivors == ()
+        assert _tree.read_entry(bystander.pid).state == "T"
+
+
 async def test_members_that_outlive_the_root_get_a_moment_and_not_the_whole_grace(serve, members):
     async with serve("setsid") as server:
         found = members("root", "setsid")

@@ -19,8 +19,9 @@ from hangguard.supervision.interrupts import blocking_portal
 
 run = anyios.run_eventloop
 def slowly(*args, **options):
+    time.sleep(0.3)  # the main thread waits for the loop now
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(0.3)
     return run(*args, **options)
 anyios.run_eventloop = slowly
 opened = {opened}
@@ -79,7 +80,10 @@ async def test_in_a_task_that_looks_it_arrives_as_it_is_and_the_server_is_stoppe
 
 def test_of_groups_only_what_asks_for_the_end_is_taken_out():
     asked = KeyboardInterrupt()
-    assert bare(builtins.BaseExceptionGroup("outer", [builtins.BaseExceptionGroup("inner", [GeneratorExit(), asked])])) is asked
+    assert (
+        bare(builtins.BaseExceptionGroup("outer", [builtins.BaseExceptionGroup("inner", [GeneratorExit(), asked])]))
+        is asked
+    )
     assert bare(builtins.BaseExceptionGroup("a cancellation", [GeneratorExit()])) is None
     assert bare(GeneratorExit()) is None
     errors = builtins.ExceptionGroup("errors", [ValueError()])

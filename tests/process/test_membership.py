@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from looked_at import AS_NOBODY
 from seen import until_sync
 from test_guardian import PROGRAMS, is_gone, keep, members, serve, soon
 
@@ -196,6 +197,24 @@ def _drain(leader):
     with contextlib.suppress(OSError):
         while os.read(leader, 4096):
             pass
+
+
+async def test_daemons_that_hold_the_boards_are_members_where_the_launch_started_them(
+    serve, members, command, port, tmp_path, keep
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    holders = ("nvidia-cuda-mps-server", "nvidia-persistenced")
+    strangers = {name: subprocess.Popen([_copy_of_sleep(other, name), "100"]) for name in holders}
+    for process in strangers.values():
+        keep(process)
+    async with serve(argv=command(*holders, "nvidia-cuda-mps-control"), port=port) as server:
+        ours, control = members("root", *holders), members("nvidia-cuda-mps-control")
+        stopped = await server.stop(grace=0.3)
+        assert stopped.survivors == ()
+        assert set(ours) == gone(ours)
+        assert gone(control) == set()
+        assert dead(strangers) == set()
 
 
 @pytest.mark.long
@@ -412,6 +431,34 @@ def test_what_cannot_be_looked_at_is_not_proved(holder, as_daemon, monkeypatch):
 
     monkeypatch.setattr(_daemons.os, "listdir", refuse)
     assert not spared(process)
+
+
+HIDES = """
+import ctypes, sys, time
+if sys.argv[1] == "hides":
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, as ssh-agent does to keep its keys
+print("up", flush=True)
+time.sleep(100)
+"""
+ASKS = """
+import os, subprocess, sys
+from hangguard.act import _daemons, _tree
+name = os.path.basename(os.path.realpath(sys.executable))
+_daemons.BY_EXECUTABLE[name] = _daemons.Kind(name, "a daemon of the tests")
+for kind in ("hides", "shows"):
+    with subprocess.Popen([sys.executable, "-c", sys.argv[1], kind], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:
+        assert process.stdout.readline() == "up\\n"
+        spared = _daemons.Daemons(_tree, root_pid=os.getpid(), log_id=None).spare([process.pid], _tree.read_entries())
+        print(kind, "is spared" if spared else "is a member")
+        process.kill()
+"""
+
+
+def test_a_daemon_that_hides_its_program_is_a_member_to_a_normal_user():
+    """ssh-agent does so: its keys would be in a core, or in the hands of a debugger."""
+    asks = subprocess.run([*AS_NOBODY, sys.executable, "-c", ASKS, HIDES], capture_output=True, text=True, check=False)
+    assert asks.stdout.splitlines() == ["hides is a member", "shows is spared"], asks.stderr
 
 
 # -------------------------------------------------------------------------------------------- the GPU
