@@ -173,6 +173,20 @@ def scoreboard(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS[TESTED])
+def soak(session: nox.Session) -> None:
+    """Start and stop 200 servers with random kills among strangers; docs/soak.md tells how. Not in CI; six minutes."""
+    install(session, "test")
+    session.run("python", "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session(python=PYTHONS[TESTED])
+def stops(session: nox.Session) -> None:
+    """Write docs/stops.md: one tree of processes, stopped by hangguard and by what people use today. Not in CI."""
+    install(session, "scoreboard")
+    session.run("python", "benchmarks/stops.py", *session.posargs)
+
+
+@nox.session(python=PYTHONS[TESTED])
 def overhead(session: nox.Session) -> None:
     """What watching costs: CPU and memory of hangguard itself, a minute beside the little server. Not in CI."""
     install(session)

@@ -34,7 +34,7 @@ autodoc_default_options = {"members": True, "exclude-members": "__init__, __new_
 
 KIB, MIB = 1024, 1024**2
 WHY = {
-    "HANGGUARD_RUN_ID": "finds what belongs together; nothing is ever ended because of it",
+    "HANGGUARD_RUN_ID": "tells whose a process is, after supervisor and guardian have died",
     "SPT_NOENV": "a retitled process (setproctitle) leaves its environment readable",
     "PYTHONFAULTHANDLER": "Python stacks in the log when a process dies by a fault",
     "PYTHONUNBUFFERED": "the log is current, not a buffer behind",

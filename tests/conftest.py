@@ -22,10 +22,18 @@ LONG = frozenset(
         "test_last_words.py", "test_pystacks.py",
         # Dozens of whole launches: as somebody uses it, interrupts it, writes it down wrongly.
         "test_bad_input.py", "test_interrupts.py", "test_launch_forms.py", "test_preflight.py", "test_use.py",
+        # Whole launches as a plain user who may do little, one after the other.
+        "test_locked_down_each.py",
         # Calls into the driver that never return, each until its deadline.
         "test_faults.py", "test_preflight_gpus.py",
-        # A gigabyte, really written.
-        "test_log_gigabyte.py",
+        # Other namespaces, pids and inodes that are given away.
+        "test_attacks_long.py",
+        # A gigabyte, really written; requests that are let finish, for as long as they take.
+        "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
+        # Runs in the background, and such whose supervisor is killed: a dozen commands each.
+        "test_detach.py", "test_kept.py",
+        # Runs whose supervisor and guardian are killed, and everything that could look like a part of one.
+        "test_both_died.py", "test_cleanup.py",
     }
 )  # fmt: skip
 """Files of the long suite (``nox -s long``): five minutes on two cores, and for a machine without other servers."""

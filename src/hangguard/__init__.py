@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hangguard.act.cleanup import aclean_up as aclean_up
     from hangguard.engines import ENGINES as ENGINES
     from hangguard.engines.base import Engine as Engine
     from hangguard.engines.base import Flags as Flags
@@ -19,23 +20,30 @@ if TYPE_CHECKING:
     from hangguard.errors import GuardianFailed as GuardianFailed
     from hangguard.errors import HangguardError as HangguardError
     from hangguard.errors import LeftBehind as LeftBehind
+    from hangguard.errors import NoAnswer as NoAnswer
+    from hangguard.errors import NoSuchRun as NoSuchRun
     from hangguard.errors import NoSuchServer as NoSuchServer
     from hangguard.errors import NotReadyInTime as NotReadyInTime
     from hangguard.errors import Permanent as Permanent
     from hangguard.errors import PortInUse as PortInUse
     from hangguard.errors import Refused as Refused
+    from hangguard.errors import RunOver as RunOver
     from hangguard.errors import ServerLost as ServerLost
+    from hangguard.errors import StoppedEarly as StoppedEarly
     from hangguard.errors import WrongProcess as WrongProcess
     from hangguard.facts import AppliedChange as AppliedChange
     from hangguard.facts import Ask as Ask
     from hangguard.facts import Attempt as Attempt
     from hangguard.facts import Broken as Broken
     from hangguard.facts import Check as Check
+    from hangguard.facts import CleanupItem as CleanupItem
+    from hangguard.facts import CleanupReport as CleanupReport
     from hangguard.facts import Communicator as Communicator
     from hangguard.facts import Daemon as Daemon
     from hangguard.facts import Departed as Departed
     from hangguard.facts import Diagnosis as Diagnosis
     from hangguard.facts import Drained as Drained
+    from hangguard.facts import EndedProcess as EndedProcess
     from hangguard.facts import Exit as Exit
     from hangguard.facts import Exited as Exited
     from hangguard.facts import Expired as Expired
@@ -60,6 +68,8 @@ if TYPE_CHECKING:
     from hangguard.facts import Measure as Measure
     from hangguard.facts import Metric as Metric
     from hangguard.facts import Moving as Moving
+    from hangguard.facts import PastAttempt as PastAttempt
+    from hangguard.facts import Place as Place
     from hangguard.facts import Port as Port
     from hangguard.facts import Preflight as Preflight
     from hangguard.facts import Process as Process
@@ -70,6 +80,9 @@ if TYPE_CHECKING:
     from hangguard.facts import RemovedFile as RemovedFile
     from hangguard.facts import Reply as Reply
     from hangguard.facts import Request as Request
+    from hangguard.facts import RunState as RunState
+    from hangguard.facts import RunStatus as RunStatus
+    from hangguard.facts import RunStopped as RunStopped
     from hangguard.facts import Sample as Sample
     from hangguard.facts import Serving as Serving
     from hangguard.facts import SharedSegment as SharedSegment
@@ -103,10 +116,14 @@ if TYPE_CHECKING:
     from hangguard.looking import Attachment as Attachment
     from hangguard.looking import Watch as Watch
     from hangguard.looking import attach as attach
+    from hangguard.looking import clean_up as clean_up
     from hangguard.looking import diagnose as diagnose
     from hangguard.looking import preflight as preflight
     from hangguard.observe import Observer as Observer
     from hangguard.observe import Target as Target
+    from hangguard.reattaching import ReattachedRun as ReattachedRun
+    from hangguard.reattaching import Reattachment as Reattachment
+    from hangguard.reattaching import reattach as reattach
     from hangguard.supervision.attach import AsyncWatch as AsyncWatch
     from hangguard.supervision.diagnose import adiagnose as adiagnose
     from hangguard.supervision.events import Attached as Attached
@@ -127,25 +144,28 @@ if TYPE_CHECKING:
     from hangguard.supervision.look import Look as Look
     from hangguard.supervision.look import Missing as Missing
     from hangguard.supervision.preflight import apreflight as apreflight
+    from hangguard.supervision.reattach import AsyncReattachedRun as AsyncReattachedRun
     from hangguard.supervision.retry import Retry as Retry
     from hangguard.sync import Server as Server
     from hangguard.sync import Supervision as Supervision
     from hangguard.sync import supervise as supervise
 
 _HOMES = {
+    "act.cleanup": ("aclean_up",),
     "engines": ("ENGINES",),
     "engines.base": ("Engine", "Flags"),
     "errors": (
         "BadLaunch", "CommandNotExecutable", "CommandNotFound", "GaveUp", "GuardianFailed", "HangguardError",
-        "LeftBehind", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused", "ServerLost",
-        "WrongProcess",
+        "LeftBehind", "NoAnswer", "NoSuchRun", "NoSuchServer", "NotReadyInTime", "Permanent", "PortInUse", "Refused",
+        "RunOver", "ServerLost", "StoppedEarly", "WrongProcess",
     ),
     "facts": (
-        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "Communicator", "Daemon", "Departed", "Diagnosis",
-        "Drained", "Exit", "Exited", "Expired", "Fallback", "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth",
-        "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch", "Limits", "Listener", "LoadRoute", "LockFile",
-        "Log", "LogLine", "Marker", "Measure", "Metric", "Moving", "Port", "Preflight", "Process", "QuietRoute",
-        "Ready", "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "Sample", "Serving",
+        "AppliedChange", "Ask", "Attempt", "Broken", "Check", "CleanupItem", "CleanupReport", "Communicator",
+        "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
+        "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch",
+        "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric", "Moving",
+        "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
+        "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
         "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
@@ -154,8 +174,9 @@ _HOMES = {
         "step",
     ),
     "launching": ("read_command",),
-    "looking": ("Attachment", "Watch", "attach", "diagnose", "preflight"),
+    "looking": ("Attachment", "Watch", "attach", "clean_up", "diagnose", "preflight"),
     "observe": ("Observer", "Target"),
+    "reattaching": ("ReattachedRun", "Reattachment", "reattach"),
     "supervision.attach": ("AsyncWatch",),
     "supervision.diagnose": ("adiagnose",),
     "supervision.events": (
@@ -166,6 +187,7 @@ _HOMES = {
     "supervision.handle": ("AsyncServer",),
     "supervision.look": ("Look", "Missing"),
     "supervision.preflight": ("apreflight",),
+    "supervision.reattach": ("AsyncReattachedRun",),
     "supervision.retry": ("Retry",),
     "sync": ("Server", "Supervision", "supervise"),
 }  # fmt: skip

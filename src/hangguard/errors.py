@@ -10,10 +10,14 @@
     │   └── PortInUse                somebody else listens where the server would
     ├── GaveUp               no attempt became ready; carries the whole story
     │   ├── Permanent                the same launch would fail the same way again
-    │   └── NotReadyInTime           ``ready_within`` is over
+    │   ├── NotReadyInTime           ``ready_within`` is over
+    │   └── StoppedEarly             it was asked to stop, from outside, before it was ready
     ├── ServerLost           it was ready, and has ended by itself or was found dead
     ├── LeftBehind           something of ours is still there after the stop, and cannot be ended
     ├── NoSuchServer         no server was found to look at, or not exactly one
+    ├── NoSuchRun            no run has this name, or several have it, or it is not to be believed
+    │   └── RunOver                  the run is over, or nobody lives who could be asked or told
+    ├── NoAnswer             the supervisor of a run lives, and does not answer
     ├── GuardianFailed       the guardian process could not be started or spoke another protocol
     └── WrongProcess         the handle was touched in a forked child of the program that made it
 
@@ -209,6 +213,10 @@ class NotReadyInTime(GaveUp):
     """``ready_within`` is over."""
 
 
+class StoppedEarly(GaveUp):
+    """Somebody else asked the run to stop (``hangguard stop``) before any attempt was ready."""
+
+
 class ServerLost(HangguardError):
     """The server was ready and has ended, or hung and was ended. Before it was ever ready you get :class:`GaveUp`."""
 
@@ -256,6 +264,53 @@ class NoSuchServer(HangguardError):
         """Return the problem, those that could be meant, and how to say which."""
         found = "".join(f"\n  pid {pid}: {title[:160]}" for pid, title in self.candidates)
         return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
+
+
+class NoSuchRun(HangguardError):
+    """No run has this name, or several have (``candidates``), or what it says of itself is not to be believed."""
+
+    def __init__(self, problem: str, candidates: tuple[str, ...] = (), *, advice: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.candidates = candidates
+        self.advice = advice
+
+    def text(self) -> str:
+        """Return the problem, what to do, and those that could be meant."""
+        found = "".join(f"\n  {run_id}" for run_id in self.candidates[:20])
+        return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
+
+
+class RunOver(NoSuchRun):
+    """The run is over, or nobody lives who could be asked or told. ``living`` are pids of it that do all the same."""
+
+    def __init__(self, run_id: str, outcome: str = "", living: tuple[int, ...] = ()) -> None:
+        what = (
+            f"The run {run_id} is over" if outcome and not living else f"Nobody of run {run_id} can be asked any more"
+        )
+        detail = f" ({outcome})" if outcome else ": its supervisor and its guardian are dead"
+        left = f"; of its server live {', '.join(f'process {pid}' for pid in living)}" if living else ""
+        super().__init__(f"{what}{detail}{left}", advice=f"What is left of it shows: hangguard clean {run_id}")
+        self.run_id = run_id
+        self.outcome = outcome
+        self.living = living
+
+
+class NoAnswer(HangguardError):
+    """The supervisor of a run lives, and does not answer: it is stopped, wedged, or has no control socket."""
+
+    def __init__(self, run_id: str, pid: int, problem: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+        self.pid = pid
+        self.problem = problem
+
+    def text(self) -> str:
+        """Return who does not answer, and what can be done."""
+        return (
+            f"The supervisor of run {self.run_id}, process {self.pid}, does not answer: {self.problem}. "
+            f"If it is stopped, let it go on: kill -CONT {self.pid}."
+        )
 
 
 class GuardianFailed(HangguardError):

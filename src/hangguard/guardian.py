@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from hangguard import held
+    from hangguard import elsewhere, held
     from hangguard.act import _aside, _daemons, _lease, _left, _tree
 else:
     import importlib.util
@@ -48,7 +48,7 @@ else:
         return module
 
     _tree, _aside, _daemons, _lease, _left = map(_load, ("_tree", "_aside", "_daemons", "_lease", "_left"))
-    held = _load("held", "")
+    held, elsewhere = _load("held", ""), _load("elsewhere", "")
 
 PROTOCOL = 1
 LONGEST_LINE = 64 << 20
@@ -88,6 +88,7 @@ class Guardian:
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._root: tuple[int, int] | None = None
         self._remembered: set[tuple[int, int]] = set()
+        self._proofs: dict[tuple[int, int], str] = {}
         self._log_id: tuple[int, int] | None = None
         self._daemons: _daemons.Daemons | None = None
         self._port: int | None = None
@@ -107,6 +108,7 @@ class Guardian:
         self._pristine = True
         self._aside = _aside.Aside(self._ring)
         self._left = _left.Left(self._aside, held=held, lease=_lease)
+        self._looked_last = False  # before the first SIGKILL
         self._ended: _tree.Ended | None = None  # and what it left is being removed
 
     # ------------------------------------------------------------------------------------ beginning
@@ -144,8 +146,9 @@ class Guardian:
             self._line.put("failed", **refusal.fields)
             self._over = True
             return
+        self._proofs[self._root] = _tree.LAUNCHED
         self._daemons = self._new_daemons()
-        before = sorted(self._left.before)
+        before = None if self._left.before is None else sorted(self._left.before)
         self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
 
     def _start(self, message: dict[str, Any]) -> tuple[int, int]:
@@ -165,6 +168,7 @@ class Guardian:
             log = self._open_log(message["log_path"])
         cwd = _bytes(message["cwd"])
         self._left.note_before()
+        self._left.elsewhere = elsewhere.received(message["elsewhere"])
         try:
             process = subprocess.Popen(
                 [_bytes(part) for part in message["argv"]],
@@ -321,6 +325,7 @@ class Guardian:
         elif what == "files":
             self._left.remember(_lease.received(message["new"]))
             self._left.forget(_lease.received(message["gone"]))
+            self._left.leave_to_others(message["others"])
         elif what == "stacks":
             self._read_stack(message)
         elif what == "last-words":
@@ -378,7 +383,8 @@ class Guardian:
     def _members_for_aside(self) -> tuple[set[tuple[int, int]], Callable[[Mapping[int, _tree.Entry]], Any]]:
         """Return who is known, and the search for members, of copies: another thread uses them."""
         known = set(self._remembered) | ({self._root} if self._root is not None else set())
-        below, log_id, spare = [os.getpid()], self._log_id, self._new_daemons().spare
+        below, log_id = [os.getpid()], self._log_id
+        spare = None if self._root is None else self._new_daemons().spare  # asked before a launch: nobody is a member
         return known, lambda entries: _tree.find_members(
             entries, below=below, remembered=known, log_id=log_id, spare=spare
         )
@@ -401,7 +407,10 @@ class Guardian:
                 grace=grace,
                 children=self._living_children,
                 daemons=self._daemons,
+                proofs=self._proofs,
+                hold=self._look_before_killing,
             )
+            self._looked_last = False
             self._step = ""
             if self._hurried:
                 self._ending.hurry()
@@ -409,10 +418,26 @@ class Guardian:
             self._ending.shorten(time.monotonic() + grace)
         self._due = time.monotonic()
 
+    def _glance(self, *, at_once: bool = False) -> None:
+        _, find = self._members_for_aside()
+        self._left.glance(lambda: find(_tree.read_entries()), at_once=at_once)
+
+    def _look_before_killing(self) -> bool:
+        """Look at what members have made since they were asked to end; say whether that still takes time."""
+        if not self._left.glances_until(alone=self._alone) and not self._looked_last:
+            self._looked_last = True
+            self._glance(at_once=True)
+        return bool(self._left.glances_until(alone=self._alone))
+
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
         spare = None if self._daemons is None else self._daemons.spare
         return _tree.find_members(
-            entries, below=[os.getpid()], remembered=self._remembered, log_id=self._log_id, spare=spare
+            entries,
+            below=[os.getpid()],
+            remembered=self._remembered,
+            log_id=self._log_id,
+            spare=spare,
+            proofs=self._proofs,
         )
 
     def _living_children(self) -> list[int]:
@@ -438,7 +463,12 @@ class Guardian:
         if self._ending.step != self._step:
             self._step = self._ending.step
             self._line.put("progress", step=self._step, left=self._ending.left)
+        if self._ending.step == "grace":
+            self._glance()
         if self._ending.result is not None:
+            if until := self._left.glances_until(alone=self._alone):  # what it sees is still to be removed
+                self._due = until
+                return
             self._finish_ending(self._ending.result)
 
     def _finish_ending(self, result: _tree.Ended) -> None:
@@ -457,6 +487,7 @@ class Guardian:
             "stopped",
             survivors=result.survivors,
             daemons=result.daemons,
+            processes=result.processes,
             members=sorted(result.members),
             files=files,
             files_unseen=self._left.unseen,

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from hangguard.changes import without_flag
 from hangguard.facts import PHASES, Gpu, Launch, Phase, Unseen
-from hangguard.store import write_private
+from hangguard.store import state_folder, why_not_for_root, write_private
 
 log = logging.getLogger("hangguard")
 
@@ -87,11 +85,11 @@ def driver_version() -> str:
 
 
 def default_path() -> str | None:
-    """Return where the lessons are kept; ``None``: this user has no home."""
-    try:
-        return str(Path(platformdirs.user_state_dir("hangguard", appauthor=False)) / "learned.json")
-    except (OSError, RuntimeError):
+    """Return where the lessons are kept; ``None``: this user has no home, or root has somebody else's."""
+    folder = state_folder()
+    if folder is None or why_not_for_root(Path(folder)):
         return None
+    return str(Path(folder) / "learned.json")
 
 
 def read_lesson(path: str, key: str) -> Lesson:

@@ -1,7 +1,8 @@
-"""Looks without a launch of ours: at a server that somebody else started, and around one that is to be started.
+"""What needs no launch of ours: looks at a server of somebody else, or before a launch; the cleaning after dead runs.
 
-:func:`diagnose` and :func:`preflight` block, :func:`adiagnose` and :func:`apreflight` are awaited. :func:`attach`
-returns what ``with`` and ``async with`` enter. The blocking faces go through a portal.
+:func:`diagnose`, :func:`preflight` and :func:`clean_up` block; :func:`adiagnose`, :func:`apreflight` and
+:func:`aclean_up` are awaited. :func:`attach` returns what ``with`` and ``async with`` enter. The blocking faces go
+through a portal.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from hangguard.act.cleanup import WITHIN as CLEAN_WITHIN
+from hangguard.act.cleanup import Cleaner, aclean_up
 from hangguard.engines.base import Engine
 from hangguard.errors import WrongProcess
-from hangguard.facts import Diagnosis, Launch, Limits, Preflight, Release, Sample, Verdict
+from hangguard.facts import CleanupReport, Diagnosis, Launch, Limits, Preflight, Release, Sample, Verdict
 from hangguard.supervision.announcer import Hook, Subscription
 from hangguard.supervision.attach import AsyncAttachment, AsyncWatch, Attaching
 from hangguard.supervision.diagnose import WITHIN, adiagnose
@@ -86,6 +89,32 @@ def preflight(
     question = partial(
         apreflight, command, engine=engine, url=url, env=env, cwd=cwd, limits=limits, run_dir=run_dir, within=within
     )
+    with start_blocking_portal("asyncio") as portal:
+        return portal.call(question)
+
+
+def clean_up(
+    run: str | os.PathLike[str] | None = None,
+    *,
+    really: bool = False,
+    run_dir: str | os.PathLike[str] | None = None,
+    within: float = CLEAN_WITHIN,
+    cleaners: tuple[Cleaner, ...] | None = None,
+) -> CleanupReport:
+    """Find what is left of runs whose supervisor and guardian are both dead; end and remove it, if ``really``.
+
+    Without ``really`` the same is done but for the last step: nothing is signalled and nothing is removed, and the
+    report says what would be. A run that somebody still cares for is not touched in either case, nor is anything that
+    is not proved to be the run's: see :class:`CleanupReport`. The folder of the run stays, with its logs.
+
+    :param run: the id of a run, the beginning of one, or the path of its folder; ``None``: all that left something.
+    :param run_dir: where the runs have their folders; ``None``: in the user's state folder.
+    :param within: seconds for all of it.
+    :param cleaners: what cleans, in order; ``None``: :data:`hangguard.act.cleanup.CLEANERS`.
+
+    Raises :class:`NoSuchRun` where no run, or more than one, has this name, or none can be looked at.
+    """
+    question = partial(aclean_up, run, really=really, run_dir=run_dir, within=within, cleaners=cleaners)
     with start_blocking_portal("asyncio") as portal:
         return portal.call(question)
 

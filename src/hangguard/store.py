@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -18,8 +19,15 @@ import platformdirs
 
 from hangguard.redact import clean_text, redact
 
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
+TEMPORARY = "hangguard-"
+"""How the name of a run's folder begins that could be made in a temporary place only."""
 MARKER = ".hangguard-run"
 """The file by which a run's folder is known as one. Locked for as long as its run can still be asked for anything."""
+CONTROL = "control.sock"
+"""The socket at which the supervisor of a run can be asked and told."""
+SUPERVISOR_LOG = "supervisor.log"
+"""What a supervisor in the background (``run --detach``) would print on a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +66,12 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
     Never raises: a machine without a writable place gives a run without files, and says what is lost.
     """
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    lost: list[str] = []
-    for base in _bases(run_dir):
+    bases = _bases(run_dir)
+    lost = [] if bases else ["this user has no home folder, so no state folder: what this run teaches is not kept"]
+    for base in bases:
         try:
+            if run_dir is None and (problem := why_not_for_root(base)):
+                raise PermissionError(0, problem)
             path = _make(base, run_id)
             home = str(base.absolute()) if run_dir is None else None
             return RunFolder(
@@ -69,12 +80,23 @@ def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozen
         except OSError as problem:
             lost.append(f"{base} cannot be used ({problem.strerror or problem})")
     try:
-        path = tempfile.mkdtemp(prefix="hangguard-")
+        strange = why_not_for_root(Path(tempfile.gettempdir()).absolute())
+        path = tempfile.mkdtemp(prefix=TEMPORARY, dir="/tmp" if strange else None)  # noqa: S108 - made private
         lost.append(f"the files of this run are in {path}, which may not outlive the machine's next start")
         return RunFolder(run_id=run_id, path=path, lost=tuple(lost), known_secrets=known)
     except OSError as problem:
         lost.append(f"there is no temporary folder either ({problem.strerror or problem}): this run has no log")
     return RunFolder(run_id=run_id, path=None, lost=tuple(lost), known_secrets=known)
+
+
+def state_folder() -> str | None:
+    """Return what of hangguard's stays in this user's home; ``None``: this user has no home."""
+    try:
+        path = platformdirs.user_state_dir("hangguard", appauthor=False)
+    except (OSError, RuntimeError):
+        return None
+    # An older platformdirs gives "~/…" where there is no home: a folder of that name in the working directory.
+    return path if Path(path).is_absolute() else None
 
 
 def places_of_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
@@ -87,13 +109,33 @@ def places_of_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, 
     return (*(str(base.absolute()) for base in _bases(run_dir)), *dict.fromkeys(map(os.path.abspath, temporary)))
 
 
+def why_not_for_root(path: Path) -> str:
+    """Return why root makes nothing there: ``sudo`` may keep HOME or TMPDIR. Empty: it may, or this is not root.
+
+    Files of root's in another user's folder are in his way, and what root does there he could lead elsewhere by a link.
+    """
+    if os.geteuid() != 0 or not _sees_every_user():
+        return ""
+    for folder in reversed([path, *path.parents]):
+        with suppress(FileNotFoundError):
+            owner = folder.lstat().st_uid
+            if owner != 0:
+                return f"{folder} belongs to user {owner}, and this is root"
+    return ""
+
+
+def _sees_every_user() -> bool:
+    """Whether no user is shown as nobody, as those are that a container does not know: user_namespaces(7)."""
+    with suppress(OSError):
+        return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", "4294967295"]
+    return True
+
+
 def _bases(run_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
     if run_dir is not None:
         return (Path(run_dir),)
-    try:
-        return (Path(platformdirs.user_state_dir("hangguard", appauthor=False)) / "runs",)
-    except (OSError, RuntimeError):  # no home folder at all
-        return ()
+    state = state_folder()
+    return (Path(state) / "runs",) if state is not None else ()
 
 
 def _make(base: Path, run_id: str) -> str:

@@ -43,6 +43,7 @@ from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
 from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
 from hangguard.supervision.log_cap import LEAST as LOG_BYTES_AT_LEAST
+from hangguard.supervision.notes import Notes
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnDeath, OnHang, ReadyCheck, Run
@@ -109,6 +110,7 @@ def supervise(
         pristine=pristine,
         log_bytes=log_bytes,
         folder=folder,
+        notes=Notes(folder),
         announcer=Announcer(hooks, known),
         ras_port=free_port(),
     )

@@ -46,8 +46,10 @@ FINAL_PHASE = {
 
 SYMPTOM = {
     "sglang-0.5.23-cpu-forward-deadlock-watchdog20": "crash",
+    "sglang-0.5.23-cpu-healthy": "asked-to-stop",
     "sglang-0.5.23-cpu-scheduler-sigkill": "crash",
     "sglang-0.5.23-cpu-tp2-refused": "crash",
+    "vllm-0.32.0-cpu-compile-healthy": "asked-to-stop",
     "vllm-0.32.0-cpu-eager-healthy": "crash",  # its engine core was killed after the healthy part
     "vllm-0.32.0-cpu-enginecore-sigkill": "crash",
     "vllm-0.32.0-cpu-load-exit": "crash",

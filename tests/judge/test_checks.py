@@ -244,12 +244,16 @@ def test_earlier_runs_are_told_apart_guarded_left_alone_and_files_only():
         EarlierRun(run_id="a", path="/r/a", guardian=5, members=((6, "x"),)),
         EarlierRun(run_id="b", path="/r/b", guardian=None, members=((7, "sglang::scheduler"), (8, "y"))),
         EarlierRun(run_id="c", path="/r/c", guardian=None, files=("/dev/shm/psm_1", "/dev/shm/psm_2")),
+        EarlierRun(run_id="d", path="/home/u/.local/state/hangguard/runs/d", guardian=None, files=("/dev/shm/x",)),
     )
-    guarded, left, files = rows(room.earlier_runs, earlier=runs)
+    guarded, left, files, usual = rows(room.earlier_runs, earlier=runs)
     assert (guarded.answer, left.answer, files.answer) == ("good", "poor", "poor")
     assert "5" in guarded.found
-    assert left.helps == "kill 7 8"
+    assert left.helps == "hangguard clean /r/b"
+    assert "sglang::scheduler (7)" in left.found
     assert "/dev/shm/psm_1" in files.found
+    assert files.helps == "hangguard clean /r/c"
+    assert usual.helps == "hangguard clean d"
     assert not guarded.helps
     assert only(room.earlier_runs, earlier=HIDDEN).answer == "unseen"
 

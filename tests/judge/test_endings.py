@@ -151,8 +151,17 @@ def test_the_reason_by_a_whole_log(log, code, departed, reason, said):
 @pytest.mark.parametrize("code", [0, -15, -2])
 @pytest.mark.parametrize("log", sorted(f.stem for f in LOGS.glob("*healthy.log")))
 def test_a_healthy_server_that_was_sent_away_has_not_crashed(log, code):
-    # Those logs end with the shutdown, in which vLLM says "EngineDeadError".
-    assert ending_of(log, code, [gone("VLLM::EngineCore", -15)]).reason == ("finished" if code == 0 else "signal")
+    # Those logs end with the shutdown, in which vLLM says "EngineDeadError"; only some of them say that it was asked to.
+    says_so = log.startswith(("vllm-0.32.0-cpu-compile", "vllm-0.32.0-cpu-eager", "sglang-0.5.23"))
+    expected = "signal" if code or says_so else "finished"
+    assert ending_of(log, code, [gone("VLLM::EngineCore", -15)]).reason == expected
+
+
+@pytest.mark.parametrize(("pid", "reason"), [(6436, "signal"), (6437, "crash")])
+def test_a_core_that_its_own_front_end_killed_when_it_was_sent_away_is_no_crash_and_any_other_is(pid, reason):
+    ending = ending_of("vllm-0.32.0-cpu-compile-healthy", 0, [gone("VLLM::EngineCore", -9, pid)])
+    assert ending.reason == reason
+    assert ("shutdown triggered" in ending.why) == (reason == "signal")
 
 
 # ---------------------------------------------------------------------------------- told apart by evidence

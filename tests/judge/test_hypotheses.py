@@ -294,6 +294,14 @@ def test_somebody_stopped_it():
     assert standing(ended, "somebody else stopped") == "supported"
 
 
+def test_a_port_whose_listener_cannot_be_seen_rules_nothing_out():
+    memory = moving()
+    hidden = Port(port=8000, listener=Listener(pid=None, title="", ours=None))
+    own = Port(port=8000, listener=Listener(pid=102, title="server", ours=True))
+    assert standing(replace(memory, last=replace(memory.last, port=hidden)), "the port, or a proxy") == "open"
+    assert standing(replace(memory, last=replace(memory.last, port=own)), "the port, or a proxy") == "ruled out"
+
+
 def test_the_port_and_a_proxy():
     memory = hung()
     assert standing(memory, "the port") == "ruled out"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import reduce
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from making import BUSY, CORE, HIDDEN, MIB, Story, first, rules, seen, watch
@@ -133,6 +134,7 @@ def test_a_shift_in_time_changes_nothing(made, by):
         assert a.verdict.since + by == b.verdict.since
 
 
+@pytest.mark.long
 @given(stretches, places)
 def test_half_the_rate_of_samples_ends_in_the_same_verdict(made, place):
     samples = told([*made, (60, 0)], place).samples

@@ -97,6 +97,7 @@ def test_the_only_recording_longer_than_the_long_patience_is_known():
     assert long == ["hang-warmup-lock"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*HUNG, *HEALTHY])
 def test_a_shift_in_time_changes_nothing(name):
     here, there = (_classes(replayed(name, shift=s)) for s in (0.0, 1e6))

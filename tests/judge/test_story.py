@@ -482,6 +482,13 @@ def test_one_that_forked_and_then_answered_is_ready():
     assert watch(told.samples)[-1].verdict.verdict == "ready"
 
 
+def test_a_launcher_that_was_gone_before_the_first_look_is_not_taken_for_the_server_that_it_left():
+    told = seed().loses(100, 0).goes(20, **BUSY).goes(60, answer=good(1042.0))
+    memories = watch([sample for sample in told.samples if sample.exit is not None])
+    assert memories[0].root == (100, 100)
+    assert seen(memories) == {"moving", "ready"}
+
+
 def test_the_end_of_what_was_left_is_the_end():
     told = seed().loses(100, 0).goes(20, **BUSY).loses(102, -9).loses(101, 0).goes(1)
     verdict = assess(told.samples, rules())

@@ -3,9 +3,21 @@
 from dataclasses import replace
 
 import pytest
-from making import BUSY, CORE, MIB, NEVER, Member, Story, first, frames, rules, seen, watch
+from making import BUSY, CORE, MIB, NEVER, SERVER, Member, Story, first, frames, rules, seen, watch
 
-from hangguard.facts import Limits, LockFile
+from hangguard.changes import with_flag
+from hangguard.facts import (
+    PHASES,
+    Attempt,
+    Fallback,
+    Launch,
+    Limits,
+    LockFile,
+    Release,
+    RemovedFile,
+    Sample,
+)
+from hangguard.judge import Budget, GiveUp, Move, Relaunch, diagnose_memory, next_move
 
 LOADED_AT = 1022.0
 LOCK = ("acquire x/filelock/_api.py", "load_model")
@@ -20,6 +32,9 @@ def loaded(*at, channel="futex_do_wait", **story) -> Story:
 def lock(**changes) -> LockFile:
     made = LockFile(path="/cache/m.lock", kind="flock", waiters=(CORE.pid,), owner=4711, owner_title="vllm serve N")
     return replace(made, **changes)
+
+
+POLLS = {"channel": "hrtimer_nanosleep"}
 
 
 def presence(**changes) -> LockFile:
@@ -56,6 +71,96 @@ def test_a_stale_lock_waits_a_while_with_the_cure_and_is_then_a_hang():
     assert (stuck.verdict.kind, stuck.verdict.suspects[0].pid) == ("idle", CORE.pid)
 
 
+STALE = presence(waiters=(), age_seconds=4000.0)
+NO_FLAG = Fallback(
+    name="no-graph", change=lambda launch: with_flag(launch, "--disable-cuda-graph"), answers=tuple(PHASES),
+    alters="speed", cost="slower",
+)  # fmt: skip
+
+
+def moved_on(verdict, *files) -> Move:
+    launch = Launch(argv=("serve", "M"), env=(), cwd="/", url="http://127.0.0.1:8000", host="127.0.0.1", port=8000)
+    attempt = Attempt(
+        number=1, launch=launch, verdict=verdict, started_at=0.0, last_movement_at=1.0, settled_at=2.0,
+        release=Release(items=(), files=files),
+    )  # fmt: skip
+    return next_move((attempt,), (NO_FLAG,), Budget(another=True), retry_hangs=True)
+
+
+def test_a_stale_lock_is_the_first_cause_and_no_option_is_blamed():
+    memory = first(watch(loaded(*BATON, **POLLS, locks=(STALE,)).goes(120).samples), "stuck")
+    assert memory.verdict.left_locks == (STALE.path,)
+    diagnosis = diagnose_memory(memory)
+    assert diagnosis.findings[0].hypothesis == "a lock file that somebody else holds, or left"
+    assert diagnosis.findings[0].standing == "confirmed"
+    assert f"rm -- {STALE.path}" in diagnosis.findings[0].evidence[0]
+    assert "a build of that extension that was killed" in diagnosis.advice[0]
+    assert not any("graph" in advice or "backend" in advice for advice in diagnosis.advice)
+    move = moved_on(memory.verdict)
+    assert isinstance(move, GiveUp)
+    assert STALE.path in move.why
+    assert f"rm {STALE.path}" in move.why
+
+
+def test_the_same_hang_without_a_stale_lock_is_answered_by_an_option():
+    told = loaded("acquire lock.py", "capture_model", locks=(STALE,)).goes(60)
+    memory = first(watch(told.samples), "stuck")
+    assert memory.verdict.left_locks == ()
+    assert moved_on(memory.verdict).fallback.name == "no-graph"
+    lock_finding = next(f for f in diagnose_memory(memory).findings if f.hypothesis.startswith("a lock file"))
+    assert lock_finding.standing == "ruled out"
+
+
+@pytest.mark.parametrize(
+    ("channel", "found", "blamed"),
+    [
+        ("hrtimer_nanosleep", STALE, "the lock"),
+        ("futex_do_wait", STALE, "an option"),
+        ("hrtimer_nanosleep", replace(STALE, age_seconds=5.0), "an option"),
+        ("hrtimer_nanosleep", replace(STALE, owner=4711, owner_title="ninja"), "an option"),
+    ],
+    ids=["sleeps", "waits for a thread", "young", "held"],
+)
+def test_where_no_stack_can_be_read_a_worker_that_sleeps_beside_a_stale_lock_blames_the_lock(channel, found, blamed):
+    told = loaded(*BATON, channel=channel, locks=(found,)).goes(140)
+    ended = first(watch(map(without_frames, told.samples)), "stuck").verdict
+    assert ended.kind == "idle"
+    assert ended.left_locks == ((STALE.path,) if blamed == "the lock" else ())
+    assert isinstance(moved_on(ended), GiveUp if blamed == "the lock" else Relaunch)
+
+
+def without_frames(sample: Sample) -> Sample:
+    """As where nobody may trace: the kernel tells only in what each one sleeps."""
+    return replace(sample, stacks=tuple(replace(stack, threads=NEVER) for stack in sample.stacks))
+
+
+def test_a_builder_that_was_killed_leaves_its_lock_to_those_who_wait_and_no_option_is_blamed():
+    """Its death is the verdict; that the others hang on is the lock's doing."""
+    young = replace(STALE, age_seconds=20.0)
+    builder = Member(104, "ENGINE::Worker_1", 100, 1, frames("sleep x.py"), works=False)
+    told = loaded(*BATON, **POLLS, locks=(young,), members=(*SERVER, builder)).goes(12)
+    broken = first(watch(told.loses(104, -9).goes(40).samples), "broken").verdict
+    assert (broken.kind, broken.left_locks) == ("survivors", (STALE.path,))
+    assert isinstance(moved_on(broken), GiveUp)
+    assert isinstance(moved_on(broken, removed(STALE.path)), Relaunch)
+    elsewhere = loaded(locks=(young,), members=(*SERVER, builder)).goes(12).loses(104, -9).goes(40)
+    assert first(watch(elsewhere.samples), "broken").verdict.left_locks == ()
+
+
+def removed(path, answer="removed", kind="lock") -> RemovedFile:
+    return RemovedFile(path=path, kind=kind, answer=answer, device=1, inode=2, pid=3, started=4)
+
+
+def test_a_lock_of_our_own_that_was_removed_is_answered_by_the_same_launch_once():
+    verdict = first(watch(loaded(*BATON, **POLLS, locks=(STALE,)).goes(120).samples), "stuck").verdict
+    move = moved_on(verdict, removed(STALE.path))
+    assert isinstance(move, Relaunch)
+    assert (move.fallback, move.changes, move.launch.argv) == (None, (), ("serve", "M"))
+    assert isinstance(moved_on(verdict, removed(STALE.path, answer="busy")), GiveUp)
+    assert isinstance(moved_on(verdict, removed("/elsewhere/lock")), GiveUp)
+    assert isinstance(moved_on(verdict, removed(STALE.path, kind="file")), GiveUp)
+
+
 @pytest.mark.parametrize(
     "found",
     [presence(age_seconds=10.0), replace(presence(age_seconds=4000.0), owner=4711, owner_title="ninja")],
@@ -79,9 +184,6 @@ def test_a_build_lock_is_not_stale_while_its_compilers_run():
     told = loaded(*BATON, channel="hrtimer_nanosleep", locks=(presence(age_seconds=4000.0),))
     told.gains(Member(200, "cicc x.cu", CORE.pid, 1, python=False, name="cicc", cpu=0.9))
     assert seen(watch(told.goes(300).samples)) == {"moving"}
-
-
-POLLS = {"channel": "hrtimer_nanosleep"}
 
 
 def test_who_polls_a_lock_is_seen_by_its_stack_and_the_stranger_who_holds_one_is_named():

@@ -366,7 +366,7 @@ def test_a_slice_on_a_board_that_does_not_tell_is_unseen():
 
 
 async def test_aclose_ends_the_reader_and_no_bystander(gpus):
-    bystander = subprocess.Popen(READER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    bystander = subprocess.Popen((*READER, str(os.getpid())), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         bystander.stdout.readline()
         async with probing() as probe:

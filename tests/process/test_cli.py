@@ -47,6 +47,7 @@ def check_form(events):
 # ---------------------------------------------------------------------------------------------- events
 
 
+@pytest.mark.long
 def test_a_server_that_runs_changed_is_announced_in_every_event_and_loudly_at_the_end(tmp_path):
     command = small(deadlock_at_capture=True)
     with run(tmp_path, "--patience", "4", command=command) as running:
@@ -77,6 +78,7 @@ def test_a_server_that_runs_changed_is_announced_in_every_event_and_loudly_at_th
         assert running.last_line.endswith("[exit code 0]")
 
 
+@pytest.mark.long
 def test_with_events_on_stdout_nothing_else_is_there_and_the_log_goes_to_stderr(tmp_path):
     with run(tmp_path, "--events", "-", events=False) as running:
         poll(lambda: '"ready"' in running.out)
@@ -89,6 +91,7 @@ def test_with_events_on_stdout_nothing_else_is_there_and_the_log_goes_to_stderr(
         assert "fired up" in running.err
 
 
+@pytest.mark.long
 def test_quiet_prints_only_the_last_line(tmp_path):
     with run(tmp_path, "--quiet") as running:
         running.event("ready")
@@ -225,6 +228,7 @@ def test_a_signal_before_it_is_ready_is_asking_too(tmp_path):
         assert running.named("released")[-1]["released"] == "released"
 
 
+@pytest.mark.long
 def test_a_hang_up_that_nohup_has_ignored_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as from nohup
     try:
@@ -259,6 +263,7 @@ def test_the_second_signal_ends_the_grace_and_not_the_proof(tmp_path):
 # --------------------------------------------------------------------------------------------- readers
 
 
+@pytest.mark.long
 def test_readers_that_are_gone_cost_nothing(tmp_path):
     out, into = os.pipe()
     os.close(out)
@@ -273,6 +278,7 @@ def test_readers_that_are_gone_cost_nothing(tmp_path):
         assert running.wait() == 0
 
 
+@pytest.mark.long
 def test_readers_that_never_read_cost_nothing(tmp_path):
     ends = [os.pipe() for _ in range(2)]
     for _, into in ends:
@@ -288,6 +294,7 @@ def test_readers_that_never_read_cost_nothing(tmp_path):
             os.close(fd)
 
 
+@pytest.mark.long
 def test_a_reader_of_the_fifo_who_comes_late_gets_every_event(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with run(tmp_path, "--events", tmp_path / "fifo", events=False) as running:
@@ -308,6 +315,7 @@ def test_events_go_through_a_process_substitution_of_a_shell(tmp_path):
     assert poll(lambda: '"ended"' in (tmp_path / "copy").read_text())
 
 
+@pytest.mark.long
 def test_closed_standard_streams_are_no_obstacle(tmp_path):
     script = 'exec "$@" >&- 2>&- <&-'
     words = ["sh", "-c", script, "sh", sys.executable, "-m", "hangguard", "run", "--events", str(tmp_path / "events")]
@@ -335,6 +343,7 @@ def wait_for_answer(folder):
 # ----------------------------------------------------------------------------- the log, secrets, folders
 
 
+@pytest.mark.long
 def test_what_could_drive_a_terminal_is_not_passed_on(tmp_path):
     with run(tmp_path, command=small(garbage=True)) as running:
         running.event("ready")
@@ -347,6 +356,7 @@ def test_what_could_drive_a_terminal_is_not_passed_on(tmp_path):
         assert b"\x1b]0;owned" in log.read_bytes()  # it was there
 
 
+@pytest.mark.long
 def test_a_line_without_an_end_costs_no_memory_and_is_cut_aloud(tmp_path):
     with run(tmp_path, command=small(long_line=200 << 20)) as running:
         running.event("ready")
@@ -374,6 +384,7 @@ def test_secrets_are_in_nothing_that_is_written(tmp_path):
         assert (tmp_path / "events").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.long
 def test_a_run_without_a_folder_goes_on_and_says_what_is_lost(tmp_path):
     (tmp_path / "taken").write_text("a file")
     with run(tmp_path, "--run-dir", tmp_path / "taken") as running:
@@ -387,6 +398,7 @@ def test_a_run_without_a_folder_goes_on_and_says_what_is_lost(tmp_path):
     assert (tmp_path / "taken").read_text() == "a file"
 
 
+@pytest.mark.long
 def test_no_home_is_no_obstacle(tmp_path):
     command = small(exit_early=0)
     with run(tmp_path, command=command, without=("HOME",)) as running:
@@ -419,6 +431,7 @@ def test_on_a_terminal_one_live_line_tells_the_truth(tmp_path):
     assert re.search(r"hangguard: gave up after 1 attempt:.*\[exit\s+code\s+10\]", screen.text, re.DOTALL)
 
 
+@pytest.mark.long
 def test_a_narrow_terminal_gets_a_shorter_line_and_not_two(tmp_path):
     with on_a_terminal(tmp_path, 34, "run", "--", *small(exit_early=0)) as (running, read, _):
         poll(lambda: read() and running.process.poll() is not None, 30.0)

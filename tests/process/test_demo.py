@@ -42,6 +42,7 @@ def test_the_hang_is_found_in_seconds_and_the_next_attempt_answers(demos):
     assert [first["released"], second["released"]] == ["released", "released"]
 
 
+@pytest.mark.long
 def test_it_leaves_nothing_behind(demos):
     document, _, _, folders = demos
     assert document["left_behind"] == []

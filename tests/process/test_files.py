@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -30,6 +31,7 @@ from hangguard.act.files import clear_files
 from hangguard.facts import NOT_ASKED, Ask, HeldFiles, Tree, Unseen
 from hangguard.observe import Shared
 from hangguard.observe.held_files import HeldFilesProbe, _named_sockets
+from hangguard.run_state import list_runs
 
 pytestmark = pytest.mark.anyio
 
@@ -123,12 +125,19 @@ async def test_all_that_a_server_has_goes_with_it_and_is_told(tmp_path, litter):
     assert ours.isdisjoint(map(Path, release.unattributed_files))
 
 
+def noted_in(run_dir):
+    """What the run has noted by now that members have."""
+    (run,) = list_runs(run_dir)
+    return {Path(file.path) for file in run.state.files}
+
+
 async def test_what_a_killed_worker_left_goes_too(tmp_path, litter):
     command = little(leave=("worker",), tp=2, ignore_crash=True)
     async with supervise(command, run_dir=tmp_path) as server:
         ours = left_by(server.attempt.log_path)
         litter += ours
         assert len(ours) == 2
+        await until(lambda: noted_in(tmp_path) >= set(ours))
         for path in ours:
             psutil.Process(int(path.name.split("_")[1])).kill()
         await until(lambda: not any(psutil.pid_exists(int(path.name.split("_")[1])) for path in ours))
@@ -155,6 +164,24 @@ async def test_what_nobody_has_looked_at_yet_is_looked_at_before_the_first_signa
     assert stopped.files_unseen == ()
     assert answers(stopped.files) == dict.fromkeys(ours.values(), "removed")
     assert not any(path.exists() for path in ours.values())
+
+
+async def test_what_a_server_makes_while_it_is_being_stopped_goes_too_and_a_strangers_new_file_stays(
+    serve,  # noqa: F811
+    tmp_path,
+    litter,
+):
+    theirs = SHM / f"psm_{os.urandom(6).hex()}"
+    litter.append(theirs)
+    async with serve(argv=program(tmp_path, "shared", "last")) as server:
+        assert "last" not in said(tmp_path)
+        stopped = await server.stop(grace=1.0, on_progress=lambda _: theirs.write_bytes(b"somebody's"))
+    ours = said(tmp_path)
+    litter += ours.values()
+    assert ours.keys() == {"shared", "last"}
+    assert answers(stopped.files) == dict.fromkeys(ours.values(), "removed")
+    assert not any(path.exists() for path in ours.values())
+    assert theirs.read_bytes() == b"somebody's"
 
 
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
@@ -206,9 +233,12 @@ async def test_memory_that_was_renamed_is_found_by_what_it_is(serve, tmp_path, l
 
 STRANGER = """
 import pathlib, secrets, sys
-kinds = ["psm_{}", "sem.mp-{}", "torch_{}_1_0", "nccl-{}", "vllm_dist_{}-cpushm_0", "sglang_loads_{}.shm"]
+kinds = [
+    "psm_{}", "sem.mp-{}", "torch_{}_1_0", "nccl-{}", "cuda.shm.0.{}.1", "vllm_dist_{}-cpushm_0",
+    "sgl_shm_{}", "sglang_loads_{}.shm",
+]
 for number in range(200):
-    path = pathlib.Path("/dev/shm", kinds[number % 6].format(secrets.token_hex(6)))
+    path = pathlib.Path("/dev/shm", kinds[number % 8].format(secrets.token_hex(6)))
     path.write_bytes(b"somebody's")
     print(path)
 """
@@ -234,6 +264,7 @@ async def test_a_file_of_ours_that_a_bystander_has_mapped_survives_and_he_is_nam
     async with supervise(argv, url="http://127.0.0.1:{port}", run_dir=tmp_path / "runs") as server:
         ours = said(tmp_path)
         litter += ours.values()
+        await until(lambda: noted_in(tmp_path / "runs") >= set(ours.values()))  # else it is known to be his as well
         stack = holding(ours["shared"])
         bystander = stack.__enter__()
     release = server.attempt.release
@@ -361,7 +392,7 @@ async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve,
         await killed_guardian(server)
         with monkeypatch.context() as patch:
             survivor = {"pid": server.pid, "started": server.started, "title": "", "state": "D", "wait_channel": ""}
-            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [])
+            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [], [])
             patch.setattr(_tree.Ending, "run", lambda self: ended)
             stopped = await server.stop(grace=0.2)
         assert answers(stopped.files) == {ours["shared"]: "unknown"}
@@ -390,7 +421,7 @@ async def test_a_dry_run_tells_what_would_go_and_removes_nothing(tmp_path, litte
     for path in files:
         path.write_bytes(b"xxx" * 2000)
     asked = [plain(path) for path in files]
-    asked[2]["inode"] += 1
+    asked[2]["inode"] = 1 << 60  # the next number would be that of the next file of anybody on this machine
     with holding(files[1]) as bystander:
         dry = await clear_files(asked, really=False)
         assert [file.answer for file in dry] == ["free", "busy", "gone"]
@@ -625,7 +656,7 @@ async def test_members_unseen_means_unseen_and_a_member_that_ended_is_no_reason(
         probe._shared.tree = Unseen("hidden")
         assert (await probe.look(Ask(files=True))).reason == "the members are unseen: hidden"
         probe._shared.tree = Tree(members=(gone,))
-        assert await probe.look(Ask(files=True)) == HeldFiles(files=())
+        assert replace(await probe.look(Ask(files=True)), others=()) == HeldFiles(files=())
     finally:
         await probe.aclose()
 
@@ -655,7 +686,7 @@ def test_a_member_that_may_not_be_looked_at_is_named(start):
 @pytest.mark.parametrize(
     ("break_", "reason"),
     [
-        ({"_file_system_of": lambda *_: "ext4"}, "no tmpfs"),
+        ({"file_system_of": lambda *_: "ext4"}, "no tmpfs"),
         ({"_bound_sockets": lambda: (_ for _ in ()).throw(OSError(93, "Protocol not supported"))}, "Protocol not"),
     ],
     ids=["no tmpfs", "no socket diagnostics"],

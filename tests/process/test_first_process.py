@@ -81,6 +81,7 @@ def test_orphans_of_strangers_are_reaped_and_never_signalled_and_a_bystander_liv
         bystander.wait()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "words", "code"), [
     ({"exit_early": 7}, ("--attempts", "1", "--fallbacks", "none"), 7),
     ({"model_path": "/no/such/model"}, (), 11),
@@ -91,6 +92,7 @@ def test_nobody_is_robbed_of_the_exit_code_of_a_child(tmp_path, options, words, 
         assert running.last_line.endswith(f"[exit code {code}]")
 
 
+@pytest.mark.long
 def test_elsewhere_than_in_pid_1_nothing_stays_behind(tmp_path):
     with run(tmp_path) as running:
         running.event("ready")
@@ -104,6 +106,7 @@ def test_elsewhere_than_in_pid_1_nothing_stays_behind(tmp_path):
 # --------------------------------------------------------------------------------------------- signals
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
 def test_what_asks_to_stop_is_passed_on_and_everything_ends(tmp_path, number):
     with contained(tmp_path) as running:
@@ -117,6 +120,7 @@ def test_what_asks_to_stop_is_passed_on_and_everything_ends(tmp_path, number):
         assert all(is_gone(process) for process in tree)
 
 
+@pytest.mark.long
 def test_the_second_one_is_passed_on_too_and_others_are_not_heard(tmp_path):
     with contained(tmp_path, command=small(ignore_term=True)) as running:
         running.event("ready")
@@ -131,6 +135,7 @@ def test_the_second_one_is_passed_on_too_and_others_are_not_heard(tmp_path):
         assert "SIGTERM again" in running.err
 
 
+@pytest.mark.long
 def test_ctrl_c_on_the_terminal_of_the_container_is_one_request_and_not_two(tmp_path):
     take = (sys.executable, "-c", TAKES_THE_TERMINAL)
     command = small(ignore_term=True)
@@ -164,6 +169,7 @@ def test_everything_ends_within_the_time_that_it_is_given(tmp_path, deaf):
         assert all(is_gone(process) for process in tree)
 
 
+@pytest.mark.long
 def test_where_the_program_itself_is_killed_the_guardian_gets_the_time_to_end_the_server(tmp_path):
     with contained(tmp_path) as running:
         running.event("ready")

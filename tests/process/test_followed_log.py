@@ -214,6 +214,7 @@ def test_a_reader_who_came_late_reads_the_start_first(path):
     reader.close()
 
 
+@pytest.mark.long
 def test_a_reader_that_may_not_skip_reads_everything(path):
     path.write_bytes(b"y" * 99 + b"\n")
     with path.open("ab") as log:

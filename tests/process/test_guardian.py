@@ -19,6 +19,8 @@ import pytest
 
 from hangguard.act import _link, _tree
 from hangguard.act.spawn import guarded
+from hangguard.act.trial import try_guardian
+from hangguard.elsewhere import Elsewhere
 from hangguard.errors import CommandNotExecutable, CommandNotFound, GuardianFailed, WrongProcess
 from hangguard.facts import Unseen
 
@@ -125,6 +127,12 @@ def supervisor(keep, tmp_path, *arguments):
 
 
 # ------------------------------------------------------------------------------------------ stopping
+
+
+async def test_a_guardian_that_guards_nothing_yet_answers_a_question():
+    """So preflight tries it."""
+    trial = await try_guardian(within=20.0)
+    assert trial.problem == ""
 
 
 async def test_stop_ends_every_member_and_nobody_else(serve, members, bystanders, tmp_path):
@@ -565,7 +573,7 @@ def test_another_protocol_is_answered_with_an_error_and_nothing_starts(bare_guar
 
 def launch_line(**fields):
     launch = {"argv": ["/bin/sleep", "117.5"], "env": {}, "cwd": "/", "log_path": None, "lock_path": None}
-    policy = {"death_grace": 0.3, "on_death": "stop", "pristine": False}
+    policy = {"death_grace": 0.3, "on_death": "stop", "pristine": False, "elsewhere": Elsewhere().carried()}
     return json.dumps({"v": 1, "do": "launch", **launch, **policy, **fields}).encode() + b"\n"
 
 

@@ -380,6 +380,7 @@ def test_a_flood_is_bounded_while_it_runs_and_that_is_said_once(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_without_a_bound_every_byte_is_kept(tmp_path):
     with flood(tmp_path, 20, tmp_path / "runs", log_bytes=None) as server:
         (tmp_path / "go").touch()
@@ -390,6 +391,7 @@ def test_without_a_bound_every_byte_is_kept(tmp_path):
     assert b"\0" not in path.read_bytes()
 
 
+@pytest.mark.long
 def test_a_launch_on_a_file_system_without_holes_says_so_once_and_goes_on(tmp_path):
     told = []
     with mounted(tmp_path / "ramfs", "ramfs") as folder:
@@ -407,6 +409,7 @@ def test_a_launch_on_a_file_system_without_holes_says_so_once_and_goes_on(tmp_pa
     assert said == ["the log cannot be bounded (Operation not supported): it grows as it is written"]
 
 
+@pytest.mark.long
 def test_a_full_disk_does_not_stop_the_watch(tmp_path):
     with mounted(tmp_path / "tmpfs", "tmpfs", "-o", "size=3m") as folder:
         with flood(tmp_path, 20, folder / "runs") as server:

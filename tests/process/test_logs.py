@@ -127,6 +127,7 @@ async def test_300_kilobytes_before_it_listens_arrive_in_one_look(path, probe):
     assert seen.left_out == 12_000 - 400
 
 
+@pytest.mark.long
 async def test_a_flood_of_300_megabytes_says_what_was_skipped_and_its_last_line_arrives(path, probe):
     write(path, b"first\n")
     block = b"0123456789 flood flood flood\n" * 40_000

@@ -15,7 +15,8 @@ from test_guardian import keep  # noqa: F401 - fixture
 
 from hangguard import supervise
 from hangguard.act.old_runs import delete_in
-from hangguard.store import MARKER, mark_of, open_run_folder
+from hangguard.store import CONTROL, MARKER, SUPERVISOR_LOG, mark_of, open_run_folder
+from hangguard.supervision.control_socket import listen_in
 
 ALL = {"newest": 0, "newest_bad": 0}
 """Every old run is one too many, but for the newest by bytes: there is none."""
@@ -46,6 +47,16 @@ def names(*folders):
 
 
 # -------------------------------------------------------------------------------------------- the rule
+
+
+def test_a_control_socket_that_a_killed_supervisor_left_goes_and_a_file_in_its_place_is_somebodys(home):
+    left, other = old_run(home, 1), old_run(home, 2)
+    listener, _ = listen_in(str(left))
+    listener.close()
+    (left / SUPERVISOR_LOG).write_text("READY")
+    (other / CONTROL).write_text("mine")
+    assert delete_in(str(home), **ALL) == names(left)
+    assert (other / CONTROL).read_text() == "mine"
 
 
 def test_the_newest_stay_and_of_those_before_them_the_newest_that_went_wrong(home):

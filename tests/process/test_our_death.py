@@ -12,6 +12,7 @@ import pytest
 from faces import User, fetch, is_gone, little
 from seen import until_sync
 
+from hangguard.observe.gpus import READER
 from hangguard.observe.ports import free_port
 
 WITHIN = 5.0
@@ -84,6 +85,24 @@ def all_killed(users):
         return [future.result() for future in [pool.submit(run) for run in users]]
 
 
+def test_the_reader_of_gpus_ends_when_its_program_died_while_it_started_though_a_fork_holds_its_stdin():
+    """Its parent is another by the time it looks: a machine under load gives it seconds for that."""
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    started = {"orphan": (*READER, str(gone.pid)), "bystander": (*READER, str(os.getpid()))}
+    readers = {}
+    for name, argv in started.items():
+        readers[name] = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert readers["orphan"].wait(20) == 0
+        assert readers["bystander"].stdout.readline().startswith(b'{"hello"')
+        assert readers["bystander"].poll() is None
+    finally:
+        for reader in readers.values():
+            reader.kill()
+            reader.communicate()
+
+
 @pytest.mark.long
 def test_at_ten_random_points_of_start_up_and_serving(tmp_path, bystander):
     seed = random.randrange(1 << 32)
@@ -99,6 +118,7 @@ def test_at_ten_random_points_of_start_up_and_serving(tmp_path, bystander):
     assert bystander() == []
 
 
+@pytest.mark.long
 def test_in_every_phase_with_and_without_a_child_of_the_users(tmp_path, bystander):
     def run(n, phase):
         user = User(tmp_path / phase, mode="serve" if n % 2 else "sleeper", server=stuck_in(phase))

@@ -204,10 +204,12 @@ async def _all_gone(probe):
     return not seen.members and seen.deaths == 2
 
 
+@pytest.mark.long
 async def test_totals_never_fall_and_reaped_children_count(tmp_path):
     await _burn("burn-child", tmp_path, lost=False)
 
 
+@pytest.mark.long
 async def test_totals_never_fall_and_grow_again_at_once_where_a_parent_ignores_its_children(tmp_path):
     await _burn("ignore-chld", tmp_path, lost=True)
 
@@ -399,6 +401,8 @@ async def test_command_lines_hanging_leave_the_kernels_name(tmp_path):
             folder.mkdir()
             stat = Path(f"/proc/{pid}/stat").read_text()
             (folder / "stat").write_text(stat)
+        (tmp_path / "self").mkdir()
+        (tmp_path / "self" / "mountinfo").write_bytes(Path("/proc/self/mountinfo").read_bytes())
         gate = tmp_path / str(family.root_pid) / "cmdline"
         os.mkfifo(gate)
         probe = ProcessProbe(target(family.guardian, family.root, probe_within=2), proc=str(tmp_path))

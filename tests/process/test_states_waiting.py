@@ -7,7 +7,7 @@ from seen import until
 from states import FAILURES, disk, end, ending, freezer, outsider, thawing
 from watched import USUAL, program, watching_all
 
-from hangguard import Limits
+from hangguard import GaveUp, Limits, supervise
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
 
@@ -102,6 +102,43 @@ async def test_a_lock_left_behind_is_told_with_its_cure_and_ends_as_a_hang(tmp_p
         left.unlink()
         await seen["left"].says("has found it built")
         await seen["left"].until("moving")
+
+
+@ON_ASYNCIO
+async def test_a_start_that_waits_for_a_lock_left_by_somebody_is_given_up_and_no_option_is_blamed(
+    tmp_path, homes, monkeypatch
+):
+    """Every fallback of the engine is allowed, and the lock is there for the next one as well: it is not ours."""
+    monkeypatch.setattr("hangguard.judge.waits.STALE", 6.0)
+    left = extension(homes[0], "kernels", old=True)
+    command = [*program("file_baton", left), "--model-path", "m", "--port", "{port}"]
+    options = {"engine": "sglang", "fallbacks": "any", "limits": Limits(stop_grace=1.0), "run_dir": tmp_path / "runs"}
+    with pytest.raises(GaveUp) as raised:
+        async with supervise(command, **options, **at_home(homes[0])):
+            pass
+    (attempt,) = raised.value.history
+    assert (attempt.verdict.verdict, attempt.verdict.left_locks) == ("stuck", (str(left),))
+    assert attempt.diagnosis.findings[0].standing == "confirmed"
+    assert f"rm -- {left}" in attempt.diagnosis.findings[0].evidence[0]
+    assert f"rm {left}" in str(raised.value)
+    assert attempt.release.files == ()
+    assert left.exists()
+
+
+@ON_TRIO
+async def test_the_lock_of_a_builder_of_ours_that_was_killed_goes_and_the_same_launch_then_comes_up(tmp_path, homes):
+    folder = homes[0] / ".cache" / "torch_extensions" / "py311" / "kernels"
+    folder.mkdir()
+    bystander = extension(homes[0], "others", old=True)
+    command = [*program("builds", folder), "{port}"]
+    options = {"url": "http://127.0.0.1:{port}", "fallbacks": "any", "limits": Limits(stop_grace=1.0)}
+    async with supervise(command, **options, run_dir=tmp_path / "runs", **at_home(homes[0])) as server:
+        first = server.history[0]
+        assert (first.verdict.verdict, first.verdict.kind) == ("broken", "survivors")
+        assert str(folder / "lock") in first.verdict.left_locks
+        assert [(file.path, file.answer) for file in first.release.files] == [(str(folder / "lock"), "removed")]
+        assert (server.attempt.number, server.changes) == (2, ())
+    assert bystander.exists()
 
 
 @ON_ASYNCIO

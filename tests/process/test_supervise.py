@@ -453,6 +453,7 @@ async def test_entering_twice_is_refused(tmp_path):
     assert supervision.history[-1].release.answer == "released"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [asyncio.run, trio.run], ids=["asyncio", "trio"])
 def test_blocking_inside_a_running_loop(tmp_path, run):
     def use():
@@ -467,6 +468,7 @@ def test_blocking_inside_a_running_loop(tmp_path, run):
     assert run(main) == (200, 200) if run is trio.run else run(main()) == (200, 200)
 
 
+@pytest.mark.long
 def test_a_forked_child_may_not_touch_it_and_ends_nothing(tmp_path):
     user = User(tmp_path, mode="fork")
     try:
@@ -578,11 +580,14 @@ def every_error(attempt):
         hangguard.PortInUse(8000, hangguard.Listener(pid=1, title="init", ours=False)),
         *[
             kind("why", (attempt,), diagnosis=attempt.diagnosis, report_path="/r", retryable=True)
-            for kind in (GaveUp, Permanent, NotReadyInTime)
+            for kind in (GaveUp, Permanent, NotReadyInTime, hangguard.StoppedEarly)
         ],
         ServerLost(attempt),
         hangguard.LeftBehind(release),
         hangguard.NoSuchServer("none", ((7, "sglang"),), advice="start one"),
+        hangguard.NoSuchRun("none", ("20260102-030405-abcdef",)),
+        hangguard.RunOver("20260102-030405-abcdef", "stopped as asked", (7,)),
+        hangguard.NoAnswer("20260102-030405-abcdef", 7, "it is stopped"),
         hangguard.GuardianFailed("no"),
         hangguard.WrongProcess(1, 2),
         HangguardError("plain"),

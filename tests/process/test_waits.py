@@ -82,7 +82,7 @@ async def test_a_look_that_hangs_leaves_the_member_unseen_and_ends_in_time(monke
     monkeypatch.setattr(stacks, "wait_channels", lambda _pid: over.wait(30) and {})
     with program(HEAD + "lock.acquire()") as pid:
         (stack,) = await stacks.take_stacks((member(pid),), within=0.5)
-        assert "did not answer" in stack.threads.reason
+        assert isinstance(stack.threads, Unseen), "which of the deadlines came first is the machine's affair"
     over.set()
 
 

@@ -26,6 +26,7 @@ def command(code, words=""):
     return [sys.executable, "-c", SERVER, "{port}", str(code), words]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "words", "returned"),
     [(0, "", 0), (3, "Traceback (most recent call last):", 3), (1, OOM, 1), ("never", "", -signal.SIGKILL)],

@@ -30,6 +30,8 @@ from hangguard import (
     Release,
     Retry,
     Rules,
+    RunStatus,
+    RunStopped,
     Sample,
     Server,
     ServerLost,
@@ -40,6 +42,7 @@ from hangguard import (
     Verdict,
     Waiting,
     preflight,
+    reattach,
     supervise,
 )
 from hangguard.testing import little_server_command
@@ -193,3 +196,19 @@ async def watch_asynchronously(url: str) -> Verdict:
     async with hangguard.attach(url=url) as watch:
         assert_type(watch, hangguard.AsyncWatch)
         return await watch.wait()
+
+
+def from_outside() -> str:
+    with reattach("20261130-030726-6b04c3", run_dir="runs") as run:
+        status: RunStatus = run.status()
+        if run.wait("ready", timeout=60.0) == "ready":
+            stopped: RunStopped = run.stop(drain=60.0, within=90.0)
+            return stopped.outcome
+        return f"{run.url} {run.pid} {status.state.verdict} {[event['event'] for event in run.events()]}"
+
+
+async def from_outside_too() -> None:
+    async with reattach("20261130") as run:
+        async for event in run.events():
+            print(event["event"])
+        await run.restart()

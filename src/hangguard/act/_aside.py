@@ -60,8 +60,14 @@ class Aside:
             self._todo.append((task, within, label))
             if self._worker is None:
                 self._late_at = time.monotonic() + within + 1.0
-                self._worker = threading.Thread(target=self._work, daemon=True)
-                self._worker.start()
+                worker = self._worker = threading.Thread(target=self._work, daemon=True)
+                try:
+                    worker.start()
+                except RuntimeError as problem:  # no thread more is allowed here
+                    self._worker = None
+                    self._todo.pop()
+                    self._answers.append({**label, "unseen": str(problem), "is_python": True})
+                    self._ring()
 
     def answers(self) -> list[Answer]:
         """Return those that came since the last call."""

@@ -190,7 +190,10 @@ class Daemons:
             return None
         answer: list[list[str]] = []
         reader = threading.Thread(target=_read_maps, args=(pid, answer), daemon=True)
-        reader.start()
+        try:
+            reader.start()
+        except RuntimeError:  # no thread more is allowed here
+            return None
         reader.join(MAPS_WITHIN)
         self._stuck += reader.is_alive()
         return answer[0] if answer else None

@@ -47,7 +47,8 @@ class HollowFile:
         if self._file is None:
             self._file = _open(self._path, self._identity)
         status = os.fstat(self._file)
-        if status.st_nlink > 1:  # a second name is given by somebody who wants to keep it as it is
+        if status.st_nlink > 1 or (status.st_nlink == 1 and not _has_its_name(self._path, self._identity)):
+            # A second name, or another one, is given by somebody who wants to keep it as it is.
             raise OSError(errno.EMLINK, "it has another name, so somebody may want to keep it", self._path)
         if status.st_size < self._ends:  # somebody truncated it, so all of it is new
             self._begins, self._ends = None, 0
@@ -87,6 +88,14 @@ def _open(path: str, identity: tuple[int, int]) -> int:
         return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(opened)
+
+
+def _has_its_name(path: str, identity: tuple[int, int]) -> bool:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == identity
 
 
 def _begin_of_hole(file: int, at_most: int) -> int:

@@ -64,12 +64,20 @@ class _Stop(Exception):
         self.answer = answer
 
 
-def remove_file(path: str, meant: FileId, *, really: bool = True) -> Removal:
+def remove_file(path: str, meant: FileId, *, made_ns: int = 0, really: bool = True) -> Removal:
     """Remove a regular file of ours if it is the one that is meant and nobody has it. Never waits, never raises.
 
-    ``meant`` is (device, inode). Without ``really`` everything is done but the last step.
+    ``meant`` is (device, inode). A disk gives the inode of a file that is gone to the next one: ``made_ns`` (its
+    ``st_mtime_ns``, of a file that nobody writes) tells them apart; 0: any. Without ``really`` everything is done but
+    the last step.
     """
-    return _carry_out(path, lambda folder, name, removal: _remove_file(folder, name, meant, removal, really=really))
+
+    def step(folder: int, name: str, removal: Removal) -> None:
+        if made_ns not in {0, _look(folder, name).st_mtime_ns}:
+            raise _Stop("refused", OTHER)
+        _remove_file(folder, name, meant, removal, really=really)
+
+    return _carry_out(path, step)
 
 
 def remove_socket(path: str, meant: FileId, *, made_ns: int = 0, really: bool = True) -> Removal:
@@ -125,8 +133,9 @@ class Clearing:
         if file["kind"] == "socket":
             removal = remove_socket(file["path"], meant, made_ns=file["made_ns"], really=self._really)
         else:
-            removal = remove_file(file["path"], meant, really=self._really)
-            if removal.why == OTHER or removal.answer == "gone":
+            made_ns = file["made_ns"] if file["kind"] == "lock" else 0
+            removal = remove_file(file["path"], meant, made_ns=made_ns, really=self._really)
+            if file["kind"] == "file" and (removal.why == OTHER or removal.answer == "gone"):
                 # It may have another name now, and that is what counts: a semaphore gets its name last of all.
                 name = _name_of(meant, os.path.dirname(file["path"]))
                 if name:

@@ -6,6 +6,7 @@ thread watches for the supervisor's death; so nothing here waits, and everything
 
 from __future__ import annotations
 
+import os
 import time
 
 TYPE_CHECKING = False
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from hangguard.act import _lease
     from hangguard.act._aside import Aside
-    from hangguard.held import Look
+    from hangguard.elsewhere import Elsewhere
+    from hangguard.held import Look, Others
 
     Identity = tuple[int, int]
     Plain = dict[str, Any]
@@ -25,6 +27,10 @@ LOOK_WITHIN = 5.0
 is locked, and the machine is not overloaded."""
 ALONE_LOOK_WITHIN = 1.5
 """The same when the supervising program is dead: then nothing shall be left after five seconds."""
+GLANCE_EVERY = 0.5
+GLANCE_WITHIN, ALONE_GLANCE_WITHIN = 1.0, 0.5
+"""Seconds for a look beside the stop, and between two of them. Nobody waits for one but the first SIGKILL, and the
+removal of what it sees."""
 CLEAR_WITHIN = 15.0
 """Seconds for the removal: the pages of a large file take a second per few GB."""
 
@@ -36,8 +42,10 @@ class Left:
     """
 
     def __init__(self, aside: Aside, *, held: Any, lease: Any) -> None:
-        self.before: frozenset[tuple[int, int]] = frozenset()
-        """What lay in /dev/shm before the launch: (device, inode)."""
+        self.elsewhere: Elsewhere | None = None
+        """Where else this launch may leave files, and what lay there before it."""
+        self.before: frozenset[tuple[int, int]] | None = None
+        """What lay in /dev/shm before the launch, or is somebody else's too: (device, inode). ``None``: unseen."""
         self.unseen: list[str] = []
         """What the last look could not see."""
         self._aside = aside
@@ -45,14 +53,24 @@ class Left:
         self._lease = lease
         self._files: dict[tuple[Any, ...], Plain] = {}
         self._removed: list[Plain] = []
+        self._why_unseen = ""
         self._look: Look | None = None
+        self._others: Others | None = None
         self._look_began = 0.0
+        self._glance: Look | None = None
+        self._glance_others: Others | None = None
+        self._glance_began = float("-inf")
+        self._is_blind = False
+        """Whether a look did not come back: then there is no other until the next stop."""
         self._clearing: _lease.Clearing | None = None
         self._cleared: list[tuple[Any, ...]] = []
 
     def note_before(self) -> None:
-        """Note what is there already: nothing of it is ours."""
-        self.before = frozenset(self._held.names_in())
+        """Note what is there already: nothing of it is ours. Where it cannot be seen nothing there ever is."""
+        try:
+            self.before = frozenset(self._held.names_in())
+        except OSError as problem:
+            self._why_unseen = f"what lay in /dev/shm before the launch: {problem.strerror or problem}"
 
     def remember(self, files: Iterable[Plain]) -> None:
         """Note what members were seen to have, as far as it could be left."""
@@ -64,19 +82,33 @@ class Left:
         for file in files:
             self._files.pop(self._held.key_of(file), None)
 
+    def leave_to_others(self, files: Iterable[Iterable[int]]) -> None:
+        """Drop what is not the launch's alone, (device, inode), and never take it again."""
+        if self.before is not None:
+            self.before |= {(device, inode) for device, inode in files}
+            self._files = {k: file for k, file in self._files.items() if self._held.may_be_left(file, self.before)}
+
     # ------------------------------------------------------------------------------------- looking
 
     def look(self, find: Callable[[], Iterable[Identity]]) -> None:
         """Begin to look at what the members have now; :meth:`looks_until` says for how long to hold back signals."""
-        look = self._look = self._held.Look(())
         self._look_began = time.monotonic()
+        self._is_blind = False
+        self._look, self._others = self._begin(find, within=LOOK_WITHIN)
+
+    def _begin(self, find: Callable[[], Iterable[Identity]], *, within: float) -> tuple[Look, Others]:
+        look = self._held.Look((), elsewhere=self.elsewhere)
+        others = self._held.Others(guardian=os.getpid(), elsewhere=self.elsewhere)
 
         def run() -> Plain:
-            look.add(find())
-            look.run()
+            members = set(find())
+            look.add(members)
+            new = [file for file in look.run() if self._held.key_of(file) not in self._files]
+            others.run(new, members, self.before)
             return {}
 
-        self._aside.do(run, within=LOOK_WITHIN, label={"say": "looked", "of": look})
+        self._aside.do(run, within=within, label={"say": "looked", "of": look})
+        return look, others
 
     def looks_until(self, *, alone: bool) -> float:
         """Return until when the look may take; 0: it is over."""
@@ -87,11 +119,41 @@ class Left:
 
     def _end_look(self, problem: str) -> None:
         look, self._look = self._look, None
+        others, self._others = self._others, None
         assert look is not None
+        assert others is not None
+        self._is_blind = bool(problem)
         if problem and not look.skip(problem):
             look.left_out.append(problem)
-        self.unseen = look.left_out[:16]
-        self.remember(look.found)
+        found = others.settled(look.found)
+        late = [] if len(found) == len(look.found) else ["who else writes to shared memory that was new: no answer yet"]
+        self.unseen = [*filter(None, [self._why_unseen]), *late, *look.left_out][:16]
+        self.remember(found)
+        self.leave_to_others(others.files())
+
+    def glance(self, find: Callable[[], Iterable[Identity]], *, at_once: bool = False) -> None:
+        """Look again while members end, if it is time: a server that is stopped in its start makes files meanwhile."""
+        now = time.monotonic()
+        is_due = at_once or now >= self._glance_began + GLANCE_EVERY
+        if is_due and self._look is None and self._glance is None and not self._is_blind:
+            self._glance_began = now
+            self._glance, self._glance_others = self._begin(find, within=GLANCE_WITHIN)
+
+    def glances_until(self, *, alone: bool) -> float:
+        """Return until when such a look may take; 0: there is none."""
+        until = self._glance_began + (ALONE_GLANCE_WITHIN if alone else GLANCE_WITHIN)
+        if self._glance is not None and time.monotonic() >= until:
+            self._is_blind = True
+            self._end_glance()
+        return until if self._glance is not None else 0.0
+
+    def _end_glance(self) -> None:
+        glance, self._glance = self._glance, None
+        others, self._glance_others = self._glance_others, None
+        assert glance is not None
+        assert others is not None
+        self.remember(others.settled(glance.found))
+        self.leave_to_others(others.files())
 
     # ------------------------------------------------------------------------------------ clearing
 
@@ -113,6 +175,9 @@ class Left:
         """Take an answer from aside; return whether it was for us, and is what was waited for."""
         if answer.get("say") == "looked" and answer["of"] is self._look:
             self._end_look(str(answer.get("unseen", "")))
+            return True
+        if answer.get("say") == "looked" and answer["of"] is self._glance:
+            self._end_glance()
             return True
         return answer.get("say") == "cleared" and answer["of"] is self._clearing
 

@@ -167,6 +167,8 @@ class Link:
         if self.pidfd is not None:
             with contextlib.suppress(OSError), self._second_pidfd() as pidfd:  # none is left: then by asking
                 await anyio.wait_readable(pidfd.number)
+                if self.process.poll() is None:  # reaped by the program itself, and its pid is another child's by now
+                    self.process.returncode = 0
         await poll_until(lambda: self.process.poll() is not None)
 
     def _second_pidfd(self) -> contextlib.closing[Descriptor]:
@@ -175,8 +177,7 @@ class Link:
 
     def wake(self) -> None:
         """Let the guardian go on if somebody has stopped it: a stopped process hears no request."""
-        with contextlib.suppress(OSError):
-            self.process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     async def end_guardian(self, within: float = NEWS_WITHIN) -> None:
         """See that the guardian has ended and is no zombie of this process; end it if it has not by then."""
@@ -184,7 +185,21 @@ class Link:
             with anyio.move_on_after(patience):
                 await self.wait_guardian()
                 return
-            self.process.kill()
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        """Signal the guardian. By its pidfd: a program that waits for all children may have reaped it, and not told."""
+        if self.pidfd is not None:
+            try:
+                signal.pidfd_send_signal(self.pidfd.number, number)
+            except ProcessLookupError:
+                return
+            except OSError:  # a sandbox that knows pidfds and refuses this call
+                pass
+            else:
+                return
+        with contextlib.suppress(OSError):
+            self.process.send_signal(number)
 
     def hang_up(self) -> None:
         """End the socket for both sides, also where a forked child still has it open."""

@@ -36,6 +36,8 @@ TRACKER_GRACE = 2.0
 """Seconds for resource trackers: left alone they unlink what the others left within 1.5 s (measured)."""
 SETTLE = 5.0
 """Seconds after SIGKILL; what is still there then waits in the kernel."""
+LONGEST_TITLE = 200
+"""Characters of the command line of somebody who is gone."""
 TRACKER = "resource_tracker import main"
 """In the command line of ``multiprocessing``'s and loky's tracker: ``python -c 'from … import main;main(4)'``."""
 
@@ -128,10 +130,14 @@ def descendants(of_pids: Iterable[int], entries: Entries) -> set[int]:
 
 
 def own_children() -> list[int]:
-    """Return the pids of this process's own children, zombies too; empty where the kernel does not tell."""
+    """Return the pids of this process's own children, zombies too; empty where the kernel does not tell.
+
+    Raises :class:`OSError` where that could not be asked (no descriptors are left): nobody is then seen to be gone.
+    """
     found: list[int] = []
     for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", "rb") as file:
+        missing = (FileNotFoundError, ProcessLookupError)  # without CONFIG_PROC_CHILDREN; a thread that has ended
+        with contextlib.suppress(*missing), open(f"/proc/self/task/{task}/children", "rb") as file:
             found += [int(pid) for pid in file.read().split()]
     return found
 
@@ -156,12 +162,21 @@ def log_writers(log_id: LogId, entries: Entries, *, inherited: bool = False) -> 
     return {
         pid
         for pid, entry in entries.items()
-        if not entry.dead and any(writes_to(pid, fd, log_id, inherited=inherited) for fd in (1, 2))
+        if not entry.dead and any(writes_to(_shown_at(entry), fd, log_id, inherited=inherited) for fd in (1, 2))
     }
 
 
-def writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool = False) -> bool:
-    """Whether a process has the log open for writing there; ``inherited`` as for :func:`log_writers`."""
+def _shown_at(entry: Entry) -> int | str:
+    """Return where below ``/proc`` the descriptors are: a leader that ended shows none, another thread has them."""
+    if entry.state == "Z":
+        with contextlib.suppress(OSError):
+            threads = [name for name in os.listdir(f"/proc/{entry.pid}/task") if name != str(entry.pid)]
+            return f"{entry.pid}/task/{threads[0]}" if threads else entry.pid
+    return entry.pid
+
+
+def writes_to(pid: int | str, fd: int, log_id: LogId, *, inherited: bool = False) -> bool:
+    """Whether a process (or ``PID/task/TID``) has the log open for writing there; ``inherited`` as above."""
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb", buffering=0) as file:
             text = file.read(1024)
@@ -183,6 +198,13 @@ def writes_to(pid: int, fd: int, log_id: LogId, *, inherited: bool = False) -> b
     return (status.st_dev, status.st_ino) == log_id
 
 
+LAUNCHED = "the run launched it"
+SEEN = "it was seen as a member, and its start time agrees"
+WRITES = "it writes to the run's log, through what its guardian opened"
+DESCENDS = "it descends from a member"
+"""Why somebody is a member: in words that follow a "because"."""
+
+
 def find_members(
     entries: Entries,
     *,
@@ -190,21 +212,29 @@ def find_members(
     remembered: Iterable[Identity] = (),
     log_id: LogId | None,
     spare: Callable[[Iterable[int], Entries], set[int]] | None = None,
+    proved: Mapping[int, str] | None = None,
+    proofs: dict[Identity, str] | None = None,
 ) -> set[Identity]:
     """Return all living members: below a process, remembered, writing to the log, or a descendant of those.
 
-    ``spare`` tells which of them are daemons of somebody else, as ``_daemons`` does.
+    ``spare`` tells which of them are daemons of somebody else, as ``_daemons`` does. ``proved``: pids that the caller
+    has proved to be members in another way, each with its proof. ``proofs`` takes the proof of each one found.
     """
-    roots = {pid for pid, started in remembered if pid in entries and entries[pid].started == started}
+    found = {pid: SEEN for pid, started in remembered if pid in entries and entries[pid].started == started}
     if log_id is not None:
-        roots |= log_writers(log_id, entries, inherited=True)
+        found.update((pid, WRITES) for pid in log_writers(log_id, entries, inherited=True) if pid not in found)
+    found = {**(proved or {}), **found}
     # Whoever started us is no member, whatever it writes to, and so are its other children.
     never = ancestors(os.getpid()) | {os.getpid()}
-    roots -= never
+    roots = set(found) - never
     pids = (roots | descendants([*below, *roots], entries)) - never
     if spare is not None:
         pids -= spare(pids, entries)
-    return {entries[pid].identity for pid in pids if not entries[pid].dead}
+    members = {entries[pid].identity for pid in pids if pid in entries and not entries[pid].dead}
+    if proofs is not None:
+        for member in members:
+            proofs.setdefault(member, found.get(member[0], DESCENDS))
+    return members
 
 
 # ---------------------------------------------------------------------------------------- signalling
@@ -252,6 +282,21 @@ def send(identity: Identity, number: int, members: Iterable[Identity]) -> bool:
             os.close(pidfd)
 
 
+def takes_sigterm(pid: int) -> str:
+    """Return what SIGTERM would do to a process: ends, calls (a handler of its own), nothing; empty: not known.
+
+    ``status`` does not wait for the process either.
+    """
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            lines = dict(line.split(b":", 1) for line in file.read(8192).splitlines() if b":" in line)
+        ignored, caught = int(lines[b"SigIgn"], 16), int(lines[b"SigCgt"], 16)
+    except (OSError, ValueError, KeyError):
+        return ""
+    bit = 1 << (signal.SIGTERM - 1)
+    return "nothing" if ignored & bit else "calls" if caught & bit else "ends"
+
+
 def exit_code_of(pidfd: int) -> int | None:
     """Return how a process that was not our child ended, as ``Popen.returncode``; ``None``: not known.
 
@@ -287,7 +332,10 @@ class Titles:
         todo = deque(identity for identity in identities if identity not in self._known)
         while todo and self._stuck < 8:
             reader = threading.Thread(target=self._read, args=(todo, self._known), daemon=True)
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError:  # no thread more is allowed here: they stay unknown
+                return
             reader.join(within)
             if not reader.is_alive():
                 return
@@ -308,7 +356,8 @@ class Titles:
 class Ended:
     """What an :class:`Ending` came to.
 
-    ``survivors`` and ``daemons`` are mappings with the fields of ``facts.Survivor`` and ``facts.Daemon``.
+    ``survivors``, ``daemons`` and ``processes`` (those that are gone) are mappings with the fields of
+    ``facts.Survivor``, ``facts.Daemon`` and ``facts.EndedProcess``.
     """
 
     def __init__(
@@ -316,10 +365,12 @@ class Ended:
         members: frozenset[Identity],
         survivors: list[dict[str, int | str]],
         daemons: list[dict[str, int | str]],
+        processes: list[dict[str, int | str | float]],
     ) -> None:
         self.members = members
         self.survivors = survivors
         self.daemons = daemons
+        self.processes = processes
 
     @property
     def ended(self) -> int:
@@ -331,9 +382,10 @@ class Ending:
     """The stop of one launch, as a state machine that never waits: call :meth:`tick` when it is due.
 
     ``find`` returns the living members in one scan; it is asked again at every tick, and whatever it ever
-    returned stays a member. The root gets SIGTERM and ``grace`` seconds; then every member gets SIGKILL, and
-    again until two scans find nobody new (a process may fork while it is killed); resource trackers come
-    last. ``step`` says where it is: asking, grace, killing, trackers, done.
+    returned stays a member. The root gets SIGTERM and ``grace`` seconds, and whoever it could not tell of it
+    in its turn (a shell that waits for the server has no handler); then every member gets SIGKILL, and again
+    until two scans find nobody new (a process may fork while it is killed); resource trackers come last.
+    ``step`` says where it is: asking, grace, killing, trackers, done.
     """
 
     def __init__(
@@ -344,10 +396,14 @@ class Ending:
         grace: float,
         children: Callable[[], Iterable[int]] | None = None,
         daemons: _daemons.Daemons | None = None,
+        proofs: Mapping[Identity, str] | None = None,
+        hold: Callable[[], bool] | None = None,
     ) -> None:
         """``children``: for the subreaper of the launch alone, its own children, after it has reaped.
 
-        ``daemons``: who decides what is left alone; ``find`` must ask the same.
+        ``daemons``: who decides what is left alone; ``find`` must ask the same. ``proofs``: where ``find`` puts why
+        somebody is a member. ``hold`` is asked when the grace is over and somebody still lives: while it says so,
+        nobody is killed yet.
         """
         self.step = "asking"
         self.left = 0
@@ -355,8 +411,14 @@ class Ending:
         self._find = find
         self._children = children
         self._daemons = daemons
+        self._proofs = {} if proofs is None else proofs
+        self._hold = hold
         self._root = root
+        self._root_tells_nobody = False
         self._grace = grace
+        self._began: float | None = None
+        self._sent: dict[Identity, str] = {}
+        self._gone_after: dict[Identity, float] = {}
         self._grace_ends = float("inf")
         self._root_seen_dead = False
         self._hurried = False
@@ -368,8 +430,10 @@ class Ending:
         self._settle_ends: float | None = None
         self._trackers_end: float | None = None
         self._titles = Titles()
+        self._names: dict[Identity, str] = {}  # as they were called last
         self._entries: Entries = {}
         self._pause = 0.01
+        self._now = 0.0
 
     def hurry(self) -> None:
         """End the grace at the next tick. May be called from any thread or signal handler."""
@@ -383,10 +447,13 @@ class Ending:
         """Do what is due and return when to be called again; ``None``: done, see ``result``."""
         if self.result is not None:
             return None
+        if self._began is None:
+            self._began = now
+        self._now = now
         if self.step == "asking":
             self._ask(now)
         if self.step == "grace":
-            if not self._grace_is_over(now):
+            if not self._grace_is_over(now) or (self.left and self._hold is not None and self._hold()):
                 return self._later(now)
             self.step = "killing"
             self._titles.forget()
@@ -401,11 +468,14 @@ class Ending:
 
     def _ask(self, now: float) -> None:
         living = self._look()
-        if self._root not in living:
+        if self._root is not None and self._root[0] in self._hidden_children():
+            self._ask_hidden(self._root)
+        elif self._root not in living:
             # The launcher is gone and its workers are not: the oldest of them leads now.
             workers = sorted(self._workers(living), key=lambda member: member[1])
             self._root = workers[0] if workers else None
-        if self._root is not None:
+        if self._root is not None and self._root in living:
+            self._root_tells_nobody = takes_sigterm(self._root[0]) == "ends"
             self._send(self._root, signal.SIGTERM)
         # A stopped process does not even take SIGTERM. Those under a debugger ("t") are left to it.
         for member in living:
@@ -415,12 +485,29 @@ class Ending:
         self.step = "grace"
 
     def _grace_is_over(self, now: float) -> bool:
-        living = self._look()
-        if self._hurried or now >= self._grace_ends or not self._workers(living):
+        living, hidden = self._look(), self._hidden_children()
+        if self._hurried or now >= self._grace_ends or not (self._workers(living) or hidden):
             return True
-        if not self._root_seen_dead and self._root not in living:
+        is_there = self._root in living or (self._root is not None and self._root[0] in hidden)
+        if not self._root_seen_dead and not is_there and not self._ask_next(living):
             self._root_seen_dead = True
             self.shorten(now + AFTER_ROOT)
+        return False
+
+    def _ask_next(self, living: set[Identity]) -> bool:
+        """Let the oldest that hears SIGTERM lead where the leader died of it and told nobody; say whether one does.
+
+        A shell that started the server and waits has no handler: it ends at once, and the server behind it has not
+        been asked yet.
+        """
+        if not self._root_tells_nobody:
+            return False
+        for worker in sorted(self._workers(living), key=lambda member: (member[1], member[0])):
+            answer = takes_sigterm(worker[0])
+            if answer in ("ends", "calls"):
+                self._root, self._root_tells_nobody = worker, answer == "ends"
+                self._send(worker, signal.SIGTERM)
+                return True
         return False
 
     def _kill(self, now: float) -> float | None:
@@ -496,6 +583,17 @@ class Ending:
             return True
         return bool(self._daemons.spare([entry.pid], {**self._entries, entry.pid: entry}))
 
+    def _hidden_children(self) -> set[int]:
+        children = self._children() if self._children is not None else ()
+        return {pid for pid in children if read_entry(pid) is None}
+
+    def _ask_hidden(self, child: Identity) -> None:
+        """Ask a child of our own to end that /proc does not show: nobody else can have its pid before we reap it."""
+        self._members.add(child)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            with contextlib.suppress(OSError):
+                os.kill(child[0], number)
+
     def _kill_hidden(self, child: Identity) -> bool:
         """Kill a child of our own that /proc does not show: under hidepid what we may not trace, say another user's."""
         self._hidden.add(child)
@@ -505,6 +603,7 @@ class Ending:
         self._killed.add(child)
         with contextlib.suppress(OSError):
             os.kill(child[0], signal.SIGKILL)  # nobody else can have its pid before we reap it
+            self._sent[child] = "SIGKILL"
         return True
 
     def _look(self) -> set[Identity]:
@@ -519,14 +618,18 @@ class Ending:
             if (entry := self._entries.get(member[0])) and entry.identity == member and not entry.dead
         }
         self._titles.learn(living)
+        self._names.update((member, title) for member in living if (title := self._titles[member]))
         self.left = len(living)
+        for member in self._members - living - self._gone_after.keys():
+            self._gone_after[member] = self._now - (self._began or self._now)
         return living
 
     def _workers(self, living: set[Identity]) -> set[Identity]:
         return {member for member in living if TRACKER not in self._titles[member]}
 
     def _send(self, member: Identity, number: int) -> None:
-        send(member, number, self._members)
+        if send(member, number, self._members) and number in {signal.SIGTERM, signal.SIGKILL}:
+            self._sent[member] = signal.Signals(number).name
 
     def _later(self, now: float) -> float:
         self._pause = min(0.1, self._pause * 1.3)
@@ -535,7 +638,18 @@ class Ending:
     def _finish(self, living: set[Identity]) -> None:
         self.step = "done"
         survivors = [self._survivor(member) for member in sorted(living)]
-        self.result = Ended(frozenset(self._members), survivors, self._left_alone())
+        ended = [self._gone(member) for member in sorted(self._members - living)]
+        self.result = Ended(frozenset(self._members), survivors, self._left_alone(), ended)
+
+    def _gone(self, member: Identity) -> dict[str, int | str | float]:
+        return {
+            "pid": member[0],
+            "started": member[1],
+            "title": self._names.get(member, "")[:LONGEST_TITLE],
+            "signal": self._sent.get(member, ""),
+            "proof": self._proofs.get(member, DESCENDS),
+            "seconds": round(self._gone_after.get(member, 0.0), 3),
+        }
 
     def _left_alone(self) -> list[dict[str, int | str]]:
         if self._daemons is None:

@@ -1,4 +1,4 @@
-"""What a launch left in /dev/shm and as named sockets: its removal without a guardian, and what came of it."""
+"""What a launch left in /dev/shm, as named sockets and elsewhere: its removal without a guardian, what came of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from hangguard import held
 from hangguard.act import _lease, _tree
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.observe.procfs import read_title
+
+T = TypeVar("T")
 
 SHARED_MEMORY = Path(held.SHARED_MEMORY)
 CLEAR_WITHIN = 20.0
@@ -67,33 +71,44 @@ def as_removed(answers: Iterable[held.Plain]) -> tuple[RemovedFile, ...]:
 # ----------------------------------------------------------------------------------------- what is left
 
 
-async def with_holders(files: tuple[RemovedFile, ...]) -> tuple[RemovedFile, ...]:
+async def with_holders(files: tuple[RemovedFile, ...], elsewhere: Elsewhere | None = None) -> tuple[RemovedFile, ...]:
     """Name who has what could not be removed, as far as a scan of all processes can tell."""
     busy = {(file.device, file.inode) for file in files if file.answer == "busy"}
-    if not busy:
-        return files
-    lane, look = Lane("holders"), held.Look(())
-
-    def name() -> dict[tuple[int, int], tuple[str, ...]]:
-        look.add(entry.identity for entry in _tree.read_entries().values() if not entry.dead)
-        return _holders(look.run(), busy)
-
-    try:
-        named = await lane.ask(name, within=HOLDERS_WITHIN)
-    except OSError:
-        return files
-    finally:
-        lane.close()
-    if isinstance(named, Unseen):
+    named = await _asked(lambda: _names(who_has(busy, elsewhere))) if busy else None
+    if named is None:
         return files
     return tuple(replace(file, holders=named.get((file.device, file.inode), ())) for file in files)
 
 
-def _holders(found: list[held.Plain], wanted: set[tuple[int, int]]) -> dict[tuple[int, int], tuple[str, ...]]:
+async def holders_of(files: Iterable[tuple[int, int]]) -> dict[tuple[int, int], set[int]] | None:
+    """Return the pids that have each of these (device, inode) now; ``None``: it cannot be seen, or not in time."""
+    wanted = set(files)
+    return await _asked(lambda: who_has(wanted))
+
+
+async def _asked(question: Callable[[], T]) -> T | None:
+    lane = Lane("holders")
+    try:
+        answer = await lane.ask(question, within=HOLDERS_WITHIN)
+    except OSError:
+        return None
+    finally:
+        lane.close()
+    return None if isinstance(answer, Unseen) else answer
+
+
+def who_has(wanted: set[tuple[int, int]], elsewhere: Elsewhere | None = None) -> dict[tuple[int, int], set[int]]:
+    """Scan all processes. Blocks."""
+    everybody = (entry.identity for entry in _tree.read_entries().values() if not entry.dead)
+    look = held.Look(everybody, elsewhere=elsewhere)
     pids: dict[tuple[int, int], set[int]] = {}
-    for file in found:
+    for file in look.run():
         if (identity := (file["device"], file["inode"])) in wanted:
             pids.setdefault(identity, set()).add(file["pid"])
+    return pids
+
+
+def _names(pids: dict[tuple[int, int], set[int]]) -> dict[tuple[int, int], tuple[str, ...]]:
     titles = {pid: read_title(pid)[:60] or "?" for some in pids.values() for pid in some}
     return {identity: tuple(f"pid {pid} ({titles[pid]})" for pid in sorted(some)) for identity, some in pids.items()}
 
@@ -102,7 +117,7 @@ def files_item(
     files: tuple[RemovedFile, ...],
     *,
     survivors: tuple[Survivor, ...],
-    unattributed: tuple[str, ...],
+    unattributed: tuple[str, ...] | Unseen,
     unseen: tuple[str, ...],
 ) -> ReleaseItem:
     """Return whether what members had is gone. What a stranger has by now is held, and not left behind by us."""
@@ -115,8 +130,10 @@ def files_item(
     unknown = [f"{file.path}: {file.why}" for file in files if file.answer in {"unknown", "free"}]
     if unknown:
         return ReleaseItem(resource="files", answer="unknown", detail=_some(unknown))
+    if isinstance(unattributed, Unseen):
+        return ReleaseItem(resource="files", answer="unknown", detail=_some([unattributed.reason, *unseen]))
     if unseen and unattributed:
-        detail = f"new in /dev/shm, and not all could be seen that members had: {_some(list(unseen))}"
+        detail = f"there are new names, and not all could be seen that members had: {_some(list(unseen))}"
         return ReleaseItem(resource="files", answer="unknown", detail=detail)
     removed = [file for file in files if file.answer == "removed"]
     size = sum(file.used_bytes for file in removed) >> 20
@@ -125,12 +142,16 @@ def files_item(
     )
 
 
-def unattributed_names(before: frozenset[str], files: Iterable[RemovedFile]) -> tuple[str, ...]:
-    """Return what else appeared in /dev/shm since."""
+def unattributed_names(before: frozenset[str] | None, files: Iterable[RemovedFile]) -> tuple[str, ...] | Unseen:
+    """Return what else appeared in /dev/shm since; unseen where it could not be listed, now or before."""
+    if before is None:
+        return Unseen(f"what lay in {SHARED_MEMORY} before could not be listed, so nothing is known to be new")
     try:
         names = {path.name for path in SHARED_MEMORY.iterdir()}
-    except OSError:
+    except FileNotFoundError:
         return ()
+    except OSError as problem:
+        return Unseen(f"what lies in {SHARED_MEMORY} cannot be listed: {problem.strerror or problem}")
     known = {file.path for file in files}
     return tuple(path for name in sorted(names - before) if (path := str(SHARED_MEMORY / name)) not in known)
 

@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+from hangguard.act.leftovers import still_there
 from hangguard.facts import Unseen
 from hangguard.observe.lane import Lane
-from hangguard.store import MARKER, RunFolder, mark_of
+from hangguard.run_state import STATE, read_run, this_place, why_elsewhere
+from hangguard.store import CONTROL, MARKER, RUN_ID, SUPERVISOR_LOG, RunFolder, mark_of
 
 log = logging.getLogger("hangguard")
 
@@ -31,15 +33,17 @@ MOST_BYTES = 2 << 30
 WITHIN = 2.0
 """Seconds that a start waits for the disk; what takes longer goes on in its thread."""
 
-_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
 _EVIDENCE = re.compile(r"attempt-\d+\.evidence\.json", re.ASCII)
 _LOCKED = re.compile(rf"{re.escape(MARKER)}|lock|attempt-\d+\.log", re.ASCII)
 WRITTEN = (
     _EVIDENCE,
     _LOCKED,
+    re.compile(re.escape(STATE)),
+    re.compile(re.escape(SUPERVISOR_LOG)),
     re.compile(r"\..+\.part-\d+-[0-9a-f]{8}", re.ASCII),  # of write_private, whose writer was killed
 )
-"""What runs write. A folder with anything else in it is left alone: somebody keeps something there."""
+"""What runs write, and one socket beside it, which a supervisor that was killed leaves. A folder with anything else in
+it is left alone: somebody keeps something there."""
 
 
 async def delete_old_runs(folder: RunFolder) -> None:
@@ -67,8 +71,8 @@ def delete_in(
         status = os.fstat(base)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             return ()  # others could put something here that looks like ours
-        names = sorted(filter(_RUN.fullmatch, _listed(base)), reverse=True)
-        runs = [run for name in names if (run := _look(base, name)) is not None]
+        names = sorted(filter(RUN_ID.fullmatch, _listed(base)), reverse=True)
+        runs = [run for name in names if (run := _look(base, name)) is not None and not _has_left(home, name)]
         return tuple(run.name for run in _too_many(runs, newest, newest_bad, most_bytes) if _delete(base, run.name))
 
 
@@ -101,6 +105,14 @@ def _look(base: int, name: str) -> _OldRun | None:
     return None
 
 
+def _has_left(home: str, name: str) -> bool:
+    """Whether something of it lies in /dev/shm still: without its state file nobody could prove whose that is."""
+    state = read_run(os.path.join(home, name)).state  # noqa: PTH118
+    with suppress(OSError):
+        return not isinstance(state, Unseen) and not why_elsewhere(state, this_place()) and bool(still_there(state))
+    return True
+
+
 def _delete(base: int, name: str) -> bool:
     """Delete one run; the marker goes last, so that what was interrupted is found again."""
     with suppress(OSError), _unused(base, name) as (folder, files):
@@ -127,13 +139,19 @@ def _unused(base: int, name: str) -> Iterator[tuple[int, dict[str, os.stat_resul
             raise _NotOursError(name)
         files = {file: os.stat(file, dir_fd=folder, follow_symlinks=False) for file in _listed(folder)}
         for file, found in files.items():
-            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-            if not is_ours or not any(written.fullmatch(file) for written in WRITTEN):
+            if found.st_uid != os.geteuid() or not _is_written(file, found.st_mode):
                 raise _NotOursError(name)
         for file in filter(_LOCKED.fullmatch, files):
             if file != MARKER:
                 _lock(file, folder, held)
         yield folder, files
+
+
+def _is_written(file: str, mode: int) -> bool:
+    """Tell whether runs make something of this name and kind. Whose supervisor lives holds the lock on the marker."""
+    if file == CONTROL:
+        return stat.S_ISSOCK(mode)
+    return stat.S_ISREG(mode) and any(written.fullmatch(file) for written in WRITTEN)
 
 
 def _lock(file: str, folder: int, held: ExitStack) -> int:

@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,6 +19,7 @@ from hangguard.act import _daemons, _lease, _tree
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
 from hangguard.act.files import as_removed, clear_files
+from hangguard.elsewhere import Elsewhere
 from hangguard.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -26,7 +27,8 @@ from hangguard.errors import (
     HangguardError,
     WrongProcess,
 )
-from hangguard.facts import Daemon, Exit, HeldFile, RemovedFile, Survivor, Unseen
+from hangguard.facts import Daemon, EndedProcess, Exit, HeldFile, RemovedFile, Survivor, Unseen
+from hangguard.observe import procfs
 from hangguard.observe.lane import Lane
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
@@ -53,6 +55,8 @@ class Stopped:
     """What the last look before the first signal could not see of that."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left alone."""
+    processes: tuple[EndedProcess, ...] = ()
+    """Members that lived when the stop began, or began since, and are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +92,20 @@ async def guarded(
     on_death: str,
     pristine: bool,
     port: int | None = None,
+    elsewhere: Elsewhere | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Guarded]:
     """Start ``argv`` under a guardian of its own; on leaving, whatever of it still lives is stopped.
 
     ``env`` is the whole environment. The server's output goes to ``log_path``, a file of this launch alone
     (``None``: nowhere); the guardian holds a lock on ``lock_path`` until it ends; whoever listens on ``port`` is no
-    daemon of somebody else. What the body raises arrives as it is, never in a group.
+    daemon of somebody else; what members leave ``elsewhere`` than in /dev/shm goes too, where it is told. What the body
+    raises arrives as it is, never in a group.
 
     Raises :class:`CommandNotFound`, :class:`CommandNotExecutable`, or :class:`GuardianFailed` (also for a log
     or a lock that somebody else has).
     """
+    elsewhere = elsewhere or Elsewhere()
     launch = {
         "do": "launch",
         "argv": [_text(part) for part in argv],
@@ -110,10 +117,11 @@ async def guarded(
         "on_death": on_death,
         "pristine": pristine,
         "port": port,
+        "elsewhere": elsewhere.carried(),
     }
     link = await start_guardian()
     leash = _Leash(link)
-    guard = Guarded(link, death_grace=death_grace, clock=clock)
+    guard = Guarded(link, death_grace=death_grace, clock=clock, elsewhere=elsewhere)
     try:
         await guard._launch(launch)
         # Not `async with`: a task group around the body would wrap what it raises, KeyboardInterrupt too.
@@ -156,7 +164,9 @@ class _Leash:
 class Guarded:
     """A server with its guardian. Belongs to one event loop; :meth:`hurry` alone may be called from anywhere."""
 
-    def __init__(self, link: Link, *, death_grace: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: Link, *, death_grace: float, clock: Callable[[], float], elsewhere: Elsewhere | None = None
+    ) -> None:
         self.guardian_pid = link.process.pid
         self.guardian_started = link.started
         self.guardian_alive = True
@@ -174,9 +184,13 @@ class Guarded:
         self._owner = os.getpid()
         self._death_grace = death_grace
         self._clock = clock
+        self._log_path: bytes | None = None
         self._remembered: set[Identity] = set()
+        self._proofs: dict[Identity, str] = {}
         self._files: dict[tuple[Any, ...], held.Plain] = {}
-        self._files_before: frozenset[tuple[int, int]] = frozenset()
+        self._elsewhere = elsewhere
+        self.shm_before: frozenset[tuple[int, int]] | None = None
+        """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
         self._daemons: _daemons.Daemons | None = None
         self._root_pidfd: int | None = None
         self._exited = anyio.Event()
@@ -200,6 +214,11 @@ class Guarded:
         """Return every member that was ever seen, living or dead."""
         return frozenset(self._remembered)
 
+    @property
+    def files(self) -> tuple[HeldFile, ...]:
+        """Return what members were seen to have, and could leave."""
+        return tuple(HeldFile(**file) for file in self._files.values())
+
     async def wait_exit(self) -> Exit:
         """Wait until the launched process has ended."""
         await self._exited.wait()
@@ -217,19 +236,23 @@ class Guarded:
         if new and self.guardian_alive:
             self._link.post({"do": "remember", "members": sorted(new)})
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
         """Note all that members were ever seen to have, and that is still there: it goes with their end.
 
         What is no longer among it is forgotten. Cheap when nothing is new. Left out is what cannot be theirs alone,
-        see :func:`hangguard.held.may_be_left`.
+        see :func:`hangguard.held.may_be_left`; ``others`` (device, inode) was seen to be somebody else's too.
         """
         self._check_owner()
-        plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self._files_before)}
+        not_ours = set(others) - (self.shm_before or frozenset())
+        if self.shm_before is not None:
+            self.shm_before |= not_ours
+        plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self.shm_before)}
         new = [file for key, file in plain.items() if key not in self._files]
         gone = [file for key, file in self._files.items() if key not in plain]
         self._files = plain
-        if (new or gone) and self.guardian_alive:
-            self._link.post({"do": "files", "new": _lease.carried(new), "gone": _lease.carried(gone)})
+        if (new or gone or not_ours) and self.guardian_alive:
+            told = {"new": _lease.carried(new), "gone": _lease.carried(gone), "others": sorted(not_ours)}
+            self._link.post({"do": "files", **told})
 
     def hurry(self) -> None:
         """End the grace of the stop in progress, or of the one to come. For any thread, and for signal handlers."""
@@ -319,8 +342,11 @@ class Guarded:
             raise _refusal(answer)
         self.pid, self.started = answer["pid"], answer["started"]
         self.log_id = tuple(answer["log"]) if answer["log"] is not None else None
-        self._files_before = frozenset((device, inode) for device, inode in answer["before"])
+        self._log_path = None if message["log_path"] is None else message["log_path"].encode("latin-1")
+        if answer["before"] is not None:
+            self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
+        self._proofs[self.pid, self.started] = _tree.LAUNCHED
         self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
 
@@ -408,6 +434,7 @@ class Guarded:
             began,
             "guardian",
             told["daemons"],
+            told["processes"],
             files=files,
             files_unseen=tuple(told["files_unseen"]),
         )
@@ -419,6 +446,7 @@ class Guarded:
         began: float,
         by: Literal["guardian", "supervisor"],
         daemons: Sequence[dict[str, Any]] = (),
+        processes: Sequence[dict[str, Any]] = (),
         *,
         files: tuple[RemovedFile, ...] = (),
         files_unseen: tuple[str, ...] = (),
@@ -429,6 +457,7 @@ class Guarded:
             seconds=self._clock() - began,
             by=by,
             daemons=tuple(Daemon(**daemon) for daemon in daemons),
+            processes=tuple(EndedProcess(**process) for process in processes),
             files=files,
             files_unseen=files_unseen,
         )
@@ -443,7 +472,11 @@ class Guarded:
             self._ending.shorten(time.monotonic() + grace)
         unseen = await self._look_at_files()
         ending = self._ending = _tree.Ending(
-            self._find_members, root=(self.pid, self.started), grace=grace, daemons=self._daemons
+            self._find_members,
+            root=(self.pid, self.started),
+            grace=grace,
+            daemons=self._daemons,
+            proofs=self._proofs,
         )
         if self._hurried:  # before there was an ending to hurry
             ending.hurry()
@@ -462,27 +495,32 @@ class Guarded:
             files = self._kept_files(ended.reason)
             return self._stopped(self._remembered, left, began, "supervisor", files=files, files_unseen=unseen)
         self._remembered |= ended.members
-        if ended.survivors:
+        survivors = [*ended.survivors, *self._hidden_members()]
+        if survivors:
             files = self._kept_files("a member lives")
         else:
             files = await clear_files(self._files.values())
         return self._stopped(
-            ended.members,
-            ended.survivors,
+            ended.members | {(one["pid"], one["started"]) for one in survivors},
+            survivors,
             began,
             "supervisor",
             ended.daemons,
+            ended.processes,
             files=files,
             files_unseen=unseen,
         )
 
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
-        lane, look = Lane("held files"), held.Look(())
+        lane, look = Lane("held files"), held.Look((), elsewhere=self._elsewhere)
+        others = held.Others(elsewhere=self._elsewhere)
 
         def run() -> None:
-            look.add(self._find_members(_tree.read_entries()))
-            look.run()
+            members = self._find_members(_tree.read_entries())
+            look.add(members)
+            new = [file for file in look.run() if held.key_of(file) not in self._files]
+            others.run(new, members, self.shm_before)
 
         try:
             done = await lane.ask(run, within=LOOK_WITHIN)
@@ -492,17 +530,42 @@ class Guarded:
             lane.close()
         if isinstance(done, Unseen) and not look.skip(done.reason):
             look.left_out.append(done.reason)
-        for file in look.found:
-            if held.may_be_left(file, self._files_before):
+        if self.shm_before is None:
+            look.left_out.append("what lay in /dev/shm before the launch")
+        else:
+            self.shm_before |= others.files()
+        if not others.is_done:
+            look.left_out.append("who else writes to shared memory that was new")
+        for file in others.settled(look.found):
+            if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file
         return tuple(look.left_out[:16])
+
+    def _hidden_members(self) -> list[dict[str, Any]]:
+        """Return the members that /proc does not show: only the guardian, their parent, could tell that they ended."""
+        hidden = [who for who in sorted(self._remembered) if procfs.is_hidden(who[0])]
+        unknown = {"title": "hidden by /proc", "state": "?", "wait_channel": ""}
+        return [{"pid": pid, "started": started, **unknown} for pid, started in hidden]
 
     def _kept_files(self, why: str) -> tuple[RemovedFile, ...]:
         return as_removed(_lease.answer_of(file, None, why) for file in self._files.values())
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
         spare = None if self._daemons is None else self._daemons.spare
-        return _tree.find_members(entries, remembered=tuple(self._remembered), log_id=self.log_id, spare=spare)
+        return _tree.find_members(
+            entries, remembered=tuple(self._remembered), log_id=self._named_log(), spare=spare, proofs=self._proofs
+        )
+
+    def _named_log(self) -> Identity | None:
+        """Return the log if it still has its name. Blocks.
+
+        The guardian had it open as long as it lived. Without that, and without a name, the kernel may have given its
+        inode to another file: to the log of another run, for example, with members of its own.
+        """
+        with suppress(OSError, ValueError):
+            if self._log_path is not None and held.file_id(os.lstat(self._log_path)) == self.log_id:
+                return self.log_id
+        return None
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""
@@ -510,7 +573,9 @@ class Guarded:
         if self.exit is not None:
             return
         if self._root_pidfd is None:
-            await poll_until(lambda: not _tree.is_alive((self.pid, self.started)), every=0.5)
+            # What /proc hides is not seen to have ended.
+            who = (self.pid, self.started)
+            await poll_until(lambda: not (_tree.is_alive(who) or procfs.is_hidden(self.pid)), every=0.5)
             self._note_exit(Unseen("the guardian died first, and this system has no pidfds"))
             return
         await anyio.wait_readable(self._root_pidfd)
@@ -579,6 +644,8 @@ def _refusal(answer: Mapping[str, Any]) -> HangguardError:
         if number == errno.EACCES:
             return CommandNotExecutable(path, problem="the working directory may not be entered")
         return CommandNotFound(path, what="directory")
+    if number in {errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE}:  # nothing is wrong with the program
+        return GuardianFailed(f"{path!r} could not be started: {problem} (a limit of processes, memory or files)")
     if number in {errno.ENOENT, errno.ENOTDIR}:
         if os.sep in path and Path(path).exists():
             return CommandNotExecutable(path, problem="the interpreter named in its first line does not exist")

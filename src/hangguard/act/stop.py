@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,8 +14,11 @@ from hangguard.act import _tree
 from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.gpus import Gpus, gpu_memory, is_member
 from hangguard.act.spawn import Stopped
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
+from hangguard.observe import procfs
 from hangguard.observe.devices import DeviceHolders, look_who_has_gpus_open
+from hangguard.observe.left_elsewhere import Appeared, look_what_appeared
 from hangguard.observe.port_left import PortLeft
 
 T = TypeVar("T")
@@ -38,8 +40,9 @@ async def prove_release(
     gpu_baseline: Gpus,
     look_at_gpus: Callable[[], Awaitable[Gpus]],
     who_listens: Callable[[int], Awaitable[Listener | Unseen | None]],
-    shm_before: frozenset[str],
+    shm_before: frozenset[str] | None,
     files_unseen: tuple[str, ...] | None = None,
+    elsewhere: Elsewhere | None = None,
     within: float,
     look_at_devices: Callable[[], Awaitable[DeviceHolders | Unseen]] = look_who_has_gpus_open,
     look_at_port: Callable[[], Awaitable[PortLeft | Unseen | None]] | None = None,
@@ -49,10 +52,11 @@ async def prove_release(
     """Look until everything of an attempt is released, at most ``within`` seconds, and say what is left.
 
     ``members`` are all that ever were; ``gpu_baseline`` is what the GPUs held before the launch, and
-    ``shm_before`` what /dev/shm listed. ``files_unseen``: what could not be seen of what members had there; ``None``:
-    it was not looked for, and nothing is said of files. ``driver_names_us``: whether the driver has ever named a
-    member. "Could not look" is unknown, not released. Names that are new in /dev/shm, and that no member was seen to
-    have, are listed and never deleted: being new proves nothing.
+    ``shm_before`` what /dev/shm listed (``None``: it could not be listed). ``files_unseen``: what could not be seen of
+    what members had there; ``None``: it was not looked for, and nothing is said of files. ``driver_names_us``: whether
+    the driver has ever named a member. "Could not look" is unknown, not released. Names that are new in /dev/shm, or
+    that engines use and that are new ``elsewhere``, and that no member was seen to have, are listed and never deleted:
+    being new proves nothing.
     """
     began = clock()
     pause = 0.1
@@ -76,18 +80,23 @@ async def prove_release(
             break
         await anyio.sleep(min(pause, within - spent))
         pause = min(1.0, pause * 1.5)
-    survivors, files = _survivors(stopped), await with_holders(stopped.files)
-    unattributed = unattributed_names(shm_before, files)
+    survivors, files = _survivors(stopped), await with_holders(stopped.files, elsewhere)
+    there = Appeared() if elsewhere is None else await look_what_appeared(elsewhere)
+    in_shm = unattributed_names(shm_before, files)
+    unattributed = (*(() if isinstance(in_shm, Unseen) else in_shm), *there.without(file.path for file in files))
     if files_unseen is not None:
         unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen)))
-        items += (files_item(files, survivors=stopped.survivors, unattributed=unattributed, unseen=unseen),)
+        appeared = in_shm if isinstance(in_shm, Unseen) else unattributed
+        items += (files_item(files, survivors=stopped.survivors, unattributed=appeared, unseen=unseen),)
     return Release(
         items=items,
         survivors=survivors,
         daemons=_daemons(stopped),
         files=files,
         unattributed_files=unattributed,
+        unattributed_unseen=(*([in_shm.reason] if isinstance(in_shm, Unseen) else ()), *there.unseen),
         seconds=clock() - began,
+        processes=stopped.processes,
     )
 
 
@@ -131,16 +140,16 @@ def _survivors(stopped: Stopped) -> tuple[Survivor, ...]:
 def _as_it_is(survivor: Survivor) -> Survivor | None:
     """Return it with its state now; ``None``: it is gone. One that cannot be seen is not gone."""
     try:
-        if survivor.started == 0:  # hidden from us (hidepid): signal 0 asks only whether there is one
-            os.kill(survivor.pid, 0)
+        if procfs.is_hidden(survivor.pid):
             return survivor
         entry = _tree.read_entry(survivor.pid)
     except ProcessLookupError:
         return None
     except OSError:
         return survivor
-    gone = entry is None or entry.started != survivor.started or entry.dead
-    return None if entry is None or gone else replace(survivor, state=entry.state)
+    if entry is None or entry.dead or survivor.started not in {entry.started, 0}:  # 0: it was hidden until now
+        return None
+    return replace(survivor, state=entry.state)
 
 
 def _daemons(stopped: Stopped) -> tuple[Daemon, ...]:

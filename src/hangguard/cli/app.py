@@ -54,6 +54,16 @@ def cli() -> None:
 )
 @click.option("--events", metavar="FILE", help="Write one JSON object a line to FILE; - is standard output.")
 @click.option("--quiet", is_flag=True, help="Print only the last line.")
+@click.option(
+    "--on-death",
+    type=click.Choice(["stop", "keep"]),
+    default="stop",
+    show_default=True,
+    help="What becomes of the server if hangguard itself is killed. Ctrl-C stops it in any case.",
+)
+@click.option("--detach", is_flag=True, help="Go on in the background; print run id and URL once it is ready.")
+@click.option("--json", "as_json", is_flag=True, help="With --detach: print one JSON document.")
+@click.option("--told-at", type=int, hidden=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], **options: object) -> int:
     """Start COMMAND, watch it, relaunch it where it hangs, and serve until Ctrl-C.
@@ -64,8 +74,79 @@ def run(command: tuple[str, ...], **options: object) -> int:
     behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
     cannot be executed, was not found; 1 internal error. With --attempts 1 and --fallbacks none a non-zero exit
     code of the server itself is passed through.
+
+    With --detach: 0 it is ready; 14 somebody stopped it before; else as above, when it fails before it is ready.
     """
-    return run_command(Options(command=command, **options))  # type: ignore[arg-type]
+    given = Options(command=command, **options)  # type: ignore[arg-type]
+    if given.as_json and not given.detach:
+        raise click.UsageError("--json goes with --detach; --events writes JSON of every run.")
+    if given.detach and given.told_at is None:
+        from hangguard.cli.detach import run_detached  # noqa: PLC0415 - others need not load it
+
+        return run_detached(given, click.get_current_context().find_root().obj)
+    return run_command(given)
+
+
+RUN_DIR = click.option("--run-dir", metavar="PATH", help="Where its folder was made.  [default: the state folder]")
+
+
+@cli.command()
+@click.argument("run_", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@RUN_DIR
+def status(run_: str, **options: object) -> int:
+    """Say how a run stands. RUN is its id, the beginning of it, or its folder. Takes under 20 seconds.
+
+    Exit codes: 0 its supervisor, or its guardian, lives; 14 it is over, or both are dead; 21 its supervisor lives and
+    does not answer; 22 there is no such run; 124 not in time; 1 internal error.
+    """
+    from hangguard.cli.status import StatusOptions, run_status  # noqa: PLC0415 - others need not load it
+
+    return run_status(StatusOptions(run=run_, **options))  # type: ignore[arg-type]
+
+
+@cli.command()
+@click.argument("target", metavar="RUN|URL")
+@click.option(
+    "--for",
+    "wanted",
+    type=click.Choice(["ready", "stuck", "exit"]),
+    default="ready",
+    show_default=True,
+    help="It has answered; it hangs or is broken; it is over.",
+)
+@click.option("--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds for all of it.")
+@RUN_DIR
+def wait(**options: object) -> int:
+    """Wait for a run, or a server by its URL; print what was reached: ready, stuck, exit or timeout.
+
+    Exit codes: 0 what was waited for; 14 it is over, and so that cannot come any more; 20 it hangs, and nobody acts on
+    it; 124 timeout; 22 there is no such run, or nobody listens at URL; 12 nobody of it can be asked, and some of its
+    processes live; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.wait import WaitOptions, run_wait  # noqa: PLC0415 - others need not load it
+
+    return run_wait(WaitOptions(**options))  # type: ignore[arg-type]
+
+
+@cli.command()
+@click.argument("run_", metavar="RUN")
+@click.option("--drain", type=SECONDS, help="Let requests finish first, for so long at most.")
+@click.option("--within", type=SECONDS, help="Be over within: drain, grace, kill and proof.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@RUN_DIR
+def stop(run_: str, **options: object) -> int:
+    """Stop a run, and everything of it, with proof. RUN is its id, the beginning of it, or its folder.
+
+    Its supervisor is asked; if that is dead, its guardian. Where both are, nothing is signalled: hangguard clean looks
+    at what is left.
+
+    Exit codes: 0 stopped, nothing is left; 12 something of it is left; 22 there is no such run, or it is over; 124 not
+    over in time, or no answer; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.stop import StopOptions, run_stop  # noqa: PLC0415 - others need not load it
+
+    return run_stop(StopOptions(run=run_, **options))  # type: ignore[arg-type]
 
 
 @cli.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
@@ -148,10 +229,50 @@ def demo(*, as_json: bool) -> int:
     return run_demo(as_json=as_json)
 
 
+@cli.command()
+@click.option("--all", "all_runs", is_flag=True, help="Also those that are over, or of another machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--run-dir", metavar="PATH", help="Where the runs have their folders.  [default: the user's state folder]"
+)
+def ps(**options: object) -> int:
+    """List the runs that go on, and those that are dead and have left something.
+
+    What is listed is what the kernel shows, not what a state file says. Nothing is touched.
+
+    Exit codes: 0 listed; 22 the runs cannot be looked at; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.ps import PsOptions, run_ps  # noqa: PLC0415 - others need not load it
+
+    return run_ps(PsOptions(**options))  # type: ignore[arg-type]
+
+
+@cli.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--yes", is_flag=True, help="Do it. Without, only what would be done is said.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--run-dir", metavar="PATH", help="Where the runs have their folders.  [default: the user's state folder]"
+)
+def clean(**options: object) -> int:
+    """End and remove what a dead run has left: processes, shared memory, sockets. Without --yes it is only shown.
+
+    RUN is the id of a run, the beginning of one, or the path of its folder; without it all that left something are
+    meant. Only what is proved to be of the run is touched; a run that goes on is not (hangguard stop RUN ends that).
+    The folder of the run stays, with its logs.
+
+    Exit codes: 0 nothing is left, or would be; 12 something of ours is left and cannot be ended; 13 RUN goes on;
+    21 something could not be seen; 22 there is no such run, or several; 2 usage; 1 internal error.
+    """
+    from hangguard.cli.clean import CleanOptions, run_clean  # noqa: PLC0415 - others need not load it
+
+    return run_clean(CleanOptions(**options))  # type: ignore[arg-type]
+
+
 def invoke(arguments: Sequence[str]) -> int:
     """Run one command line; return its exit code. The named edge: nothing escapes as a traceback but a bug."""
     try:
-        return int(cli.main(list(arguments), prog_name="hangguard", standalone_mode=False) or 0)
+        return int(cli.main(list(arguments), prog_name="hangguard", standalone_mode=False, obj=list(arguments)) or 0)
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.ClickException as wrong:

@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 import anyio
 import tenacity
 
+from hangguard.cli.background import Background
 from hangguard.cli.deadline import Deadline
-from hangguard.cli.exits import exit_code_of
+from hangguard.cli.exits import REFUSED, exit_code_of
 from hangguard.cli.live import Terminal
 from hangguard.cli.outlets import EventWriter, LogFollower, is_stdout
-from hangguard.errors import BadLaunch, HangguardError
+from hangguard.errors import BadLaunch, HangguardError, StoppedEarly
 from hangguard.facts import Attempt, Limits, Permission
 from hangguard.redact import clean_text, redact, secrets_of
 from hangguard.supervision.events import Event
 from hangguard.supervision.handle import AsyncServer
 from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
 from hangguard.supervision.retry import Retry
-from hangguard.supervision.run import OnHang
+from hangguard.supervision.run import OnDeath, OnHang
 from hangguard.supervision.stop_within import kept_of
 from hangguard.sync import Supervision, supervise
 
@@ -53,6 +54,11 @@ class Options:
     log_mib: int = LOG_BYTES >> 20
     events: str | None = None
     quiet: bool = False
+    on_death: OnDeath = "stop"
+    detach: bool = False
+    as_json: bool = False
+    told_at: int | None = None
+    """The descriptor at which whoever has started this in the background hears of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,7 @@ class Leaving:
 def run_command(options: Options) -> int:
     """Run the server until it ends or is asked to; return the exit code."""
     hooks: list[Callable[[Event], object]] = []
+    background = None if options.told_at is None else Background(options.told_at)
     try:
         leaving = Leaving(drain=_drain(options), deadline=Deadline(_stop_within(options)), within=options.stop_within)
         supervision = _supervision(options, hooks)
@@ -76,12 +83,17 @@ def run_command(options: Options) -> int:
         if isinstance(refused, BadLaunch):
             print("Try 'hangguard run --help'.", file=sys.stderr)
         return exit_code_of(refused, None, pass_through=False)
+    if background is not None and (problem := background.begin(supervision)):
+        print(f"hangguard: {problem}", file=sys.stderr)
+        return REFUSED
     with ExitStack() as last_words:
         last_words.callback(leaving.deadline.cancel)
         terminal = Terminal(quiet=options.quiet, events_on_stdout=is_stdout(options.events), supervision=supervision)
         last_words.callback(terminal.finish)
         with ExitStack() as outlets:
             _open_outlets(options, terminal, writer, hooks, outlets)
+            if background is not None:
+                hooks.append(background)  # the last: what it tells of is printed by then
             failure, last = anyio.run(until_the_end, supervision, terminal, AsyncServer.wait, leaving)
             code = exit_code_of(failure, last, pass_through=options.attempts == 1 and options.fallbacks == "none")
             leaving.deadline.settle(code)
@@ -104,6 +116,7 @@ def _supervision(options: Options, hooks: list[Callable[[Event], object]]) -> Su
         limits=_limits(options),
         retry=Retry(stop=tenacity.stop_after_attempt(options.attempts)),
         on_hang=options.on_hang,
+        on_death=options.on_death,
         run_dir=options.run_dir,
         log_bytes=(options.log_mib << 20) or None,
         hooks=[lambda event: [hook(event) for hook in hooks]],
@@ -143,7 +156,7 @@ def _open_outlets(
     if writer is not None:
         hooks.append(writer)
         outlets.callback(lambda: terminal.say(lost) if (lost := writer.close()) else None)
-    if not options.quiet and not terminal.is_live:
+    if not options.quiet and not terminal.is_live and options.told_at is None:
         out = sys.stderr if is_stdout(options.events) else sys.stdout
         terminal.follower = LogFollower(out, secrets_of(terminal.supervision.launch))
         outlets.callback(terminal.follower.close)
@@ -168,6 +181,8 @@ async def until_the_end(
             try:
                 async with supervision as server:
                     await body(server)
+            except StoppedEarly:
+                failure = None  # asked for, like a signal
             except Exception as error:  # noqa: BLE001 - told and turned into an exit code by the caller
                 failure = error
         group.cancel_scope.cancel()

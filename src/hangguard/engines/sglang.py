@@ -195,6 +195,8 @@ _SYMPTOMS = (
         r"|SIGQUIT received\.",
         reason="crash",
     ),
+    # managers/tokenizer_manager.py, 0.5.23
+    Symptom(pattern=r"SIGTERM received\..* Draining requests and shutting down", reason="asked-to-stop"),
 )
 
 _PHASES_OF_GRAPHS = ("decode", "prefill")

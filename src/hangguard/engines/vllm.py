@@ -252,6 +252,13 @@ _SYMPTOMS = (
         r"|Did not receive response from front-end",
         reason="crash",
     ),
+    # entrypoints/launcher.py, 0.32.0; not where its engine died
+    Symptom(pattern=r"\[shutdown\] API server: shutdown triggered", reason="asked-to-stop"),
+    # utils/system_utils.py and v1/utils.py: on SIGTERM the front end kills its core and workers itself, 0.32.0
+    Symptom(
+        pattern=r"\[shutdown\] (?:Process manager: )?force killing (?:remaining|sub) process \S+ pid (?P<pid>\d+)",
+        reason="sent-away",
+    ),
 )
 
 

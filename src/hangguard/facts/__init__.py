@@ -24,6 +24,8 @@ from hangguard.facts.checked import ProcessLimits as ProcessLimits
 from hangguard.facts.checked import ResourceLimit as ResourceLimit
 from hangguard.facts.checked import Room as Room
 from hangguard.facts.checked import Surroundings as Surroundings
+from hangguard.facts.cleaned import CleanupItem as CleanupItem
+from hangguard.facts.cleaned import CleanupReport as CleanupReport
 from hangguard.facts.decided import Broken as Broken
 from hangguard.facts.decided import Confidence as Confidence
 from hangguard.facts.decided import Diagnosis as Diagnosis
@@ -43,6 +45,7 @@ from hangguard.facts.decided import Waiting as Waiting
 from hangguard.facts.done import Attempt as Attempt
 from hangguard.facts.done import Daemon as Daemon
 from hangguard.facts.done import Drained as Drained
+from hangguard.facts.done import EndedProcess as EndedProcess
 from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
 from hangguard.facts.done import RemovedFile as RemovedFile
@@ -50,6 +53,7 @@ from hangguard.facts.done import Resource as Resource
 from hangguard.facts.done import SharedSegment as SharedSegment
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.done import ToldBy as ToldBy
+from hangguard.facts.done import unattributed_item as unattributed_item
 from hangguard.facts.known import PHASES as PHASES
 from hangguard.facts.known import Alters as Alters
 from hangguard.facts.known import IdlePlace as IdlePlace
@@ -67,6 +71,17 @@ from hangguard.facts.known import Timer as Timer
 from hangguard.facts.known import Unseen as Unseen
 from hangguard.facts.known import WaitsFor as WaitsFor
 from hangguard.facts.known import WaitSite as WaitSite
+from hangguard.facts.runs import FoundRun as FoundRun
+from hangguard.facts.runs import Identity as Identity
+from hangguard.facts.runs import PastAttempt as PastAttempt
+from hangguard.facts.runs import Place as Place
+from hangguard.facts.runs import ReachedState as ReachedState
+from hangguard.facts.runs import RunNow as RunNow
+from hangguard.facts.runs import RunStanding as RunStanding
+from hangguard.facts.runs import RunState as RunState
+from hangguard.facts.runs import RunStatus as RunStatus
+from hangguard.facts.runs import RunStopped as RunStopped
+from hangguard.facts.runs import Stage as Stage
 from hangguard.facts.seen import NOT_ASKED as NOT_ASKED
 from hangguard.facts.seen import Ask as Ask
 from hangguard.facts.seen import Communicator as Communicator

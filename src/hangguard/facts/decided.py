@@ -64,6 +64,9 @@ class Judged:
     numbers: tuple[Measure, ...] = ()
     """What it goes by."""
     confidence: Confidence = "high"
+    left_locks: tuple[str, ...] = ()
+    """Lock files that nobody holds any more, for the end of one of which it waits, or may wait: no change of the
+    server's options ends that, and a relaunch would wait as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from hangguard.facts.asked import AppliedChange, Launch
+from hangguard.facts.cleaned import CleanupItem, CleanupReport, What, Whose
 from hangguard.facts.decided import Diagnosis, Verdict
 from hangguard.facts.known import Unseen
+from hangguard.facts.seen import FileKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,53 @@ class Survivor:
     title: str
     state: str
     wait_channel: str
+
+    def as_item(self, proof: str = "it is a member") -> CleanupItem:
+        """Return it as an item of a cleaning: ours, and left."""
+        where = f", in {self.wait_channel}" if self.wait_channel else ""
+        return CleanupItem(
+            what="process",
+            name=f"pid {self.pid} ({self.title or '?'})",
+            whose="ours",
+            proof=proof,
+            answer="left",
+            done=f"left: SIGKILL does not end it (state {self.state or '?'}{where})",
+            pid=self.pid,
+            started=self.started,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedProcess:
+    """A member that lived when the stop began, or was born since, and is gone."""
+
+    pid: int
+    started: int
+    title: str
+    signal: str
+    """The last signal that it got from us: SIGTERM, SIGKILL; empty: it ended by itself, after others did."""
+    proof: str
+    """Why it was a member."""
+    seconds: float
+    """From the beginning of the stop until it was seen to be gone."""
+
+    def as_item(self, *, really: bool = True) -> CleanupItem:
+        """Return it as an item of a cleaning; without ``really`` it lives, and would be ended."""
+        if really:
+            done = f"ended by {self.signal}" if self.signal else "ended by itself, after others did"
+        else:
+            done = "would be ended: SIGTERM, then SIGKILL"
+        return CleanupItem(
+            what="process",
+            name=f"pid {self.pid} ({self.title or '?'})",
+            whose="ours",
+            proof=self.proof,
+            answer="gone",
+            done=done,
+            pid=self.pid,
+            started=self.started,
+            seconds=self.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +85,29 @@ class Daemon:
     why: str
     """What it is, and why it is no member."""
 
+    def as_item(self) -> CleanupItem:
+        """Return it as an item of a cleaning: somebody else's, and left running."""
+        return CleanupItem(
+            what="daemon",
+            name=f"pid {self.pid} ({self.title or '?'})",
+            whose="somebody else's",
+            proof=self.why,
+            answer="left",
+            done="left running",
+            pid=self.pid,
+            started=self.started,
+        )
+
 
 Resource: TypeAlias = Literal["processes", "gpu-memory", "port", "files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedFile:
-    """A file in /dev/shm or the name of a socket that a member was seen to have, and what became of it at the end."""
+    """Something that a member was seen to have, and what became of it at the end."""
 
     path: str
-    kind: Literal["file", "socket"]
+    kind: FileKind
     answer: Literal["removed", "free", "gone", "busy", "refused", "unknown"]
     """free: it could be removed, and only that was asked; gone: it was not there any more; busy: somebody has it;
     refused: it is not ours; unknown: that could not be asked."""
@@ -59,6 +122,36 @@ class RemovedFile:
     holders: tuple[str, ...] = ()
     """Who has it, of a busy one, as far as could be seen."""
 
+    def as_item(self) -> CleanupItem:
+        """Return it as an item of a cleaning."""
+        words = {
+            "had": f"pid {self.pid}, a member, was seen to have it",
+            "free": "nobody is bound to it" if self.kind == "socket" else "nobody has it (write lease granted)",
+            "who": ", ".join(self.holders) or "somebody",
+            "why": self.why,
+        }
+        whose, proof, answer, done = _FILE[self.answer]
+        return CleanupItem(
+            what=self.kind,
+            name=self.path,
+            whose=whose,
+            proof=proof.format_map(words),
+            answer=answer,
+            done=done.format_map(words),
+            size_bytes=self.used_bytes,
+        )
+
+
+_FILE: dict[str, tuple[Whose, str, Literal["gone", "left", "unknown"], str]] = {
+    "removed": ("ours", "{had}; {free}", "gone", "removed"),
+    "free": ("ours", "{had}; {free}", "gone", "would be removed"),
+    "gone": ("ours", "{had}", "gone", "nothing: it is gone already"),
+    "busy": ("somebody else's", "{had}, and {who} has it now", "left", "left: it is in use"),
+    "refused": ("somebody else's", "{why}", "left", "left: it is not what the member had"),
+    "unknown": ("ours", "{had}", "unknown", "left: {why}"),
+}
+"""Whose it is, the proof, the answer, and what was done, by the answer of the removal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseItem:
@@ -69,6 +162,18 @@ class ReleaseItem:
     detail: str = ""
     ours: bool = True
     """Whether what is held is held by a member; a stranger on the port is held too, but not left behind."""
+
+    def as_item(self, what: What) -> CleanupItem:
+        """Return it as an item of a cleaning."""
+        whose: Whose = "unknown" if self.answer == "unknown" else "ours" if self.ours else "somebody else's"
+        return CleanupItem(
+            what=what,
+            name=what,
+            whose=whose,
+            proof=self.detail,
+            answer="gone" if self.answer == "released" else "left" if self.answer == "held" else "unknown",
+            done={"released": "free", "held": "left", "unknown": "could not be seen"}[self.answer],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +189,30 @@ class SharedSegment:
         """Return what removes it, where you know that nobody wants it."""
         return f"ipcrm -m {self.id}"
 
+    def as_item(self) -> CleanupItem:
+        """Return it as an item of a cleaning: listed, never removed."""
+        return CleanupItem(
+            what="segment",
+            name=f"System V segment {self.id}",
+            whose="unknown",
+            proof=f"pid {self.creator}, a member, made it, and nobody has it attached; somebody may still want it",
+            answer="left",
+            done=f"left; if nobody's: {self.command}",
+            size_bytes=self.size_bytes,
+        )
+
+
+def unattributed_item(path: str) -> CleanupItem:
+    """Return a file of which nobody knows whose it is, as an item of a cleaning."""
+    return CleanupItem(
+        what="file",
+        name=path,
+        whose="unknown",
+        proof="it is new since the launch, and no member was seen to have it",
+        answer="left",
+        done=f"left; if nobody's: {shlex.join(['rm', '--', path])}",
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
@@ -92,14 +221,40 @@ class Release:
     items: tuple[ReleaseItem, ...]
     survivors: tuple[Survivor, ...] = ()
     files: tuple[RemovedFile, ...] = ()
-    """What members were seen to have in /dev/shm, and the names of their sockets, and what became of each."""
+    """What members were seen to have that may be left behind (see ``FileKind``), and what became of each."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left running, and no part of the answer."""
     unattributed_files: tuple[str, ...] = ()
-    """All other names that appeared in /dev/shm meanwhile: listed, never deleted."""
+    """All other names that appeared in /dev/shm meanwhile, and those that engines use and that appeared in the temp
+    folder and where extensions are built: listed, never deleted."""
+    unattributed_unseen: tuple[str, ...] = ()
+    """Where it could not be seen what appeared, each with the reason."""
     segments: tuple[SharedSegment, ...] | Unseen = Unseen("not looked for")
     """Of System V, left by members: listed, never removed. Not even their maker's end says that nobody wants them."""
     seconds: float = 0.0
+    processes: tuple[EndedProcess, ...] = ()
+    """Members that lived when the stop began, or were born since, and are gone."""
+
+    @property
+    def cleanup(self) -> CleanupReport:
+        """Return every item by itself: whose it was, the proof, and what was done with it."""
+        kinds: dict[str, What] = {"gpu-memory": "gpu-memory", "port": "port"}
+        looked = [item.as_item(kinds[item.resource]) for item in self.items if item.resource in kinds]
+        blind = [item for item in self.items if item.resource not in kinds and item.answer == "unknown"]
+        known: dict[str, What] = {"processes": "process", "files": "file"}
+        return CleanupReport(
+            items=(
+                *(process.as_item() for process in self.processes),
+                *(survivor.as_item() for survivor in self.survivors),
+                *(daemon.as_item() for daemon in self.daemons),
+                *(file.as_item() for file in self.files),
+                *(segment.as_item() for segment in (() if isinstance(self.segments, Unseen) else self.segments)),
+                *map(unattributed_item, self.unattributed_files),
+                *(item.as_item(known[item.resource]) for item in blind),
+                *looked,
+            ),
+            seconds=self.seconds,
+        )
 
     @property
     def answer(self) -> Literal["released", "held", "unknown"]:

@@ -56,7 +56,7 @@ class StackMarker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """A log line that names the reason of an exit."""
+    """A log line that names the reason of an exit; a group ``pid`` of its pattern, of which process it tells."""
 
     pattern: str
     reason: str

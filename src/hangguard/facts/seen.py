@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from hangguard.facts.known import Unseen
 
@@ -262,26 +262,33 @@ class LockFile:
     """Since its last change, by the file system's clock."""
 
 
+FileKind: TypeAlias = Literal["file", "socket", "lock", "rendezvous", "pool"]
+"""What may be left behind. file: in /dev/shm; socket: the name of a Unix socket; lock: torch's build lock, whose
+presence is the lock; rendezvous: the file in which the ranks of a launch have met; pool: an engine's host memory, in
+the temp folder. The names of the last three are in ``hangguard/elsewhere.py``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldFile:
-    """A file in /dev/shm, or the name of a Unix socket in a folder, that a member was seen to have, and that is there.
+    """Something with a name that a member was seen to have, and that is there: see :data:`FileKind`.
 
-    (``device``, ``inode``) is its identity; of a socket ``made_ns`` belongs to it.
+    (``device``, ``inode``) is its identity; of a socket and a lock ``made_ns`` belongs to it.
     """
 
     path: str
     """Its name when it was seen. The C library gives a semaphore its name after it has mapped it."""
     device: int
     inode: int
-    kind: Literal["file", "socket"]
-    held: Literal["open", "mapped", "shared", "bound"]
-    """shared: mapped so that what is written is seen by others, as shared memory is; bound: a socket's."""
+    kind: FileKind
+    held: Literal["named", "open", "mapped", "shared", "bound"]
+    """shared: mapped so that what is written is seen by others, as shared memory is; bound: a socket's; named: a member
+    carries its name, which nobody can guess, in its first environment or in that of its shared memory."""
     pid: int
     """Who has it, or had it; of several one."""
     started: int
     made_ns: int = 0
-    """When the name of a socket was made, nanoseconds since the epoch: a disk gives the inode of a file that is gone
-    to the next one. 0 for files: a tmpfs does not."""
+    """When a socket or a lock was made, nanoseconds since the epoch: a disk gives the inode of a file that is gone to
+    the next one. 0 for all others: a tmpfs does not, and no second file has the name of a rendezvous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +298,11 @@ class HeldFiles:
     files: tuple[HeldFile, ...]
     left_out: tuple[str, ...] = ()
     """What could not be looked at this time, each with the reason."""
+    others: tuple[tuple[int, int], ...] = ()
+    """(device, inode) of what lies in /dev/shm and is not theirs alone: it was there when none of them had it, or
+    somebody else writes to it too."""
+    unproved: tuple[tuple[int, int], ...] = ()
+    """The same of what is new, and nobody could look yet who else writes to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

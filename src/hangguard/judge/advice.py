@@ -6,6 +6,8 @@ and a wedged driver are never answered with a flag.
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 from collections.abc import Mapping
 
 from hangguard.facts import Broken, Exited, Expired, Finding, Phase, Stuck
@@ -59,6 +61,9 @@ BY_CAUSE = {
 }
 """Answers to causes that the evidence supports, whatever the phase."""
 
+_LEFT = "left by a build of that extension that was killed in its middle (SIGKILL, no memory, a container's end)"
+_NO_OPTION = "no option of the server ends this wait, and the same launch would wait again"
+
 BY_REASON = {
     "oom-kill": "give it more memory, or load with less: fewer loading threads, no pinned host cache",
     "host-memory": "give it more memory, or compile with fewer jobs (MAX_JOBS)",
@@ -86,12 +91,25 @@ def advice_for(memory: Memory, findings: tuple[Finding, ...]) -> tuple[str, ...]
         return _of_an_exit(verdict)
     if isinstance(verdict, Stuck) and verdict.kind == "stopped":
         return ("find out who stopped it; kill -CONT lets it go on",)
+    if verdict.left_locks:
+        return (*about_left_locks(verdict.left_locks), _NO_OPTION)
     if isinstance(verdict, Expired) and verdict.kind == "ready_within":
         return ("raise ready_within if it was still moving", *_of_a_hang(memory, findings)[:2])
     if isinstance(verdict, (Stuck, Broken, Expired)):
         looks = (f"look at {verdict.suspects[0]}",) if isinstance(verdict, (Stuck, Broken)) and verdict.suspects else ()
         return (*(looks or ("look at the stacks in the evidence",)), *_of_a_hang(memory, findings))
     return ()
+
+
+def about_left_locks(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return who can have left these locks by presence, and, where it can only be one, the command that removes it."""
+    if len(paths) > 1:
+        told = ", ".join(paths[:8])
+        return (f"one of these was {_LEFT}: {told}; look which extension is built before one is removed",)
+    return tuple(
+        f"{path} was {_LEFT}; if nothing else builds in {posixpath.dirname(path)} now: rm -- {shlex.quote(path)}"
+        for path in paths
+    )
 
 
 def _of_an_exit(verdict: Exited) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from hangguard.judge.rules import TRACKERS, Rules, matches
 from hangguard.judge.serving import judge_serving
 from hangguard.judge.startup import starting
 from hangguard.judge.telling import judged, phase_at, unseen
+from hangguard.judge.waits import with_left_locks
 
 FAREWELL = 10.0
 """Seconds that members may outlive the launched process before its end counts as the end."""
@@ -55,7 +56,7 @@ def step(memory: Memory, sample: Sample) -> Memory:
     undecided = isinstance(verdict, (Waiting, Unclear))
     begun = memory.undecided_since is not None and memory.progress_at < sample.t
     memory = replace(memory, undecided_since=(memory.undecided_since if begun else sample.t) if undecided else None)
-    verdict = _out_of_budget(memory, sample, verdict) or verdict
+    verdict = _out_of_budget(memory, sample, verdict) or with_left_locks(memory, sample, verdict)
     return replace(
         memory,
         last=sample,
@@ -139,7 +140,9 @@ def _out_of_budget(memory: Memory, sample: Sample, verdict: Verdict) -> Verdict 
     budget = limits.waiting if isinstance(verdict, Waiting) else limits.unclear
     if sample.t - memory.undecided_since < budget:
         return None
-    return judged(Expired, memory, sample, f"{verdict.verdict} for {budget:.0f} s: {verdict.why}", verdict.verdict)
+    why = f"{verdict.verdict} for {budget:.0f} s: {verdict.why}"
+    expired = judged(Expired, memory, sample, why, verdict.verdict)
+    return replace(expired, left_locks=with_left_locks(memory, sample, verdict).left_locks)
 
 
 def _unseen_or_elsewhere(memory: Memory, sample: Sample) -> Verdict | None:

@@ -53,6 +53,12 @@ _EXCEPTION = re.compile(r"\b\w*(?:Error|Exception): ")
 _SIGKILLED = re.compile(r"(?:crashed with exit code|exit ?code:?) -9\b")
 
 
+SENT_AWAY = "sent-away"
+"""Reason of a line in which the launched process says that it kills a child itself; its pid is the pattern's group."""
+ASKED_TO_STOP = "asked-to-stop"
+"""Reason of a line in which it says that it was asked to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """A line of the log that names a reason."""
@@ -62,6 +68,8 @@ class Told:
     permanent: bool
     at: float = 0.0
     """When it was read, monotonic."""
+    pid: int | None = None
+    """Of whom it tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,20 @@ class Ending:
 def told_by(lines: tuple[str, ...], rules: Rules, t: float = 0.0) -> tuple[Told, ...]:
     """Return the reasons that these log lines, read at ``t``, name."""
     return tuple(
-        Told(symptom.reason, _with_its_exception(line, lines[n + 1 :])[:300], symptom.permanent, t)
+        Told(symptom.reason, _with_its_exception(line, lines[n + 1 :])[:300], symptom.permanent, t, _pid_in(match))
         for n, line in enumerate(lines)
         for symptom in rules.symptoms
-        if re.search(symptom.pattern, line)
+        if (match := re.search(symptom.pattern, line))
     )
+
+
+def _pid_in(match: re.Match[str]) -> int | None:
+    return int(match["pid"]) if "pid" in match.re.groupindex and match["pid"] else None
+
+
+def _sent_away(told: tuple[Told, ...]) -> set[int]:
+    """Return whom the launched process has ended itself: their end began nothing."""
+    return {t.pid for t in told if t.reason == SENT_AWAY and t.pid is not None}
 
 
 def _with_its_exception(line: str, rest: tuple[str, ...]) -> str:
@@ -111,6 +128,9 @@ def reason_of(
     """
     if was_ready and end is not None:
         told = tuple(t for t in told if t.at >= end.at - RECENT)
+    asked_to_stop = next((t for t in told if t.reason == ASKED_TO_STOP), None)
+    departed = tuple(d for d in departed if d.pid not in _sent_away(told))
+    told = tuple(t for t in told if t.reason not in {ASKED_TO_STOP, SENT_AWAY})
     evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
     killed = first_killed(departed, root, rules)
     code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
@@ -138,6 +158,9 @@ def reason_of(
     asked = code in {0, -signal.SIGTERM, -signal.SIGINT}
     if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
+    if asked and asked_to_stop is not None:
+        why = f"it was asked to stop, not by hangguard, and ended with {how(code)}: {asked_to_stop.line}"
+        return Ending("signal", why, evidence=evidence)
     return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)
 
 

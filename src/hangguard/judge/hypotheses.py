@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hangguard.facts import Broken, Diagnosis, Exited, Finding, Unseen
-from hangguard.judge.advice import advice_for
+from hangguard.judge.advice import about_left_locks, advice_for
 from hangguard.judge.endings import name_of
 from hangguard.judge.findings import found, is_stopped, odd_one, said_by_nccl, told
 from hangguard.judge.memory import Memory
@@ -20,6 +20,7 @@ from hangguard.judge.progress import compiles
 from hangguard.judge.ranks import prefix_tree, standings
 from hangguard.judge.sites import WITHIN
 from hangguard.judge.stood import sites_of_workers, stacks_of
+from hangguard.judge.waits import waits_by_presence
 
 LOW_MEMORY_SHARE = 0.02
 
@@ -111,7 +112,10 @@ def jit_compile(memory: Memory) -> Finding:
 
 def lock(memory: Memory) -> Finding:
     """A lock file is waited for."""
-    name = "a lock file that somebody else holds, or left"
+    name, left = "a lock file that somebody else holds, or left", memory.verdict.left_locks
+    if left:
+        is_sure = len(left) == 1 and waits_by_presence(memory)
+        return found(name, "confirmed" if is_sure else "supported", *about_left_locks(left))
     waited = [k for k in memory.outside.locks if k.waiters]
     foreign = [k for k in waited if not k.owner_is_member]
     if foreign:
@@ -208,6 +212,8 @@ def port(memory: Memory) -> Finding:
         return found(name, "supported", f"{memory.rules.proxy} is set, and loopback is not exempt from it")
     if listener is None:
         return found(name, "ruled out", "nobody listens yet, which is normal until a start is over")
+    if listener.ours is None:
+        return found(name, "open", f"who listens on port {sample.port.port} cannot be seen")
     return found(name, "ruled out", "a member listens")
 
 
@@ -235,6 +241,8 @@ HYPOTHESES: tuple[Callable[[Memory], Finding], ...] = (
 
 def diagnose_memory(memory: Memory, hypotheses: tuple[Callable[[Memory], Finding], ...] = HYPOTHESES) -> Diagnosis:
     """Return every hypothesis with its evidence, and what a person could try."""
+    if memory.verdict.left_locks:  # what explains all of it comes before what a flag could answer
+        hypotheses = tuple(sorted(hypotheses, key=lambda h: h is not lock))
     findings = tuple(h(memory) for h in hypotheses)
     return Diagnosis(findings=findings, ranks=_ranks(memory), advice=advice_for(memory, findings))
 

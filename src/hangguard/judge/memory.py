@@ -188,8 +188,16 @@ def _answering(sample: Sample, tree: Tree, rules: Rules) -> frozenset[tuple[int,
 
 
 def _root_of(tree: Tree) -> tuple[int, int] | None:
+    """Return the launched process: a launcher that forks and goes may be gone before the first look."""
     pids = {p.pid for p in tree.members}
-    return next((p.identity for p in tree.members if p.parent not in pids), None)
+    living = next((p.identity for p in tree.members if p.parent not in pids), None)
+    gone = min(((d.pid, d.started) for d in tree.departed), key=_by_age, default=None)
+    return gone if gone is not None and (living is None or _by_age(gone) < _by_age(living)) else living
+
+
+def _by_age(identity: tuple[int, int]) -> tuple[int, int]:
+    pid, started = identity
+    return (started, pid)
 
 
 def _note_log(memory: Memory, sample: Sample) -> Memory:

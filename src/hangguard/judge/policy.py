@@ -97,6 +97,8 @@ def next_move(
         return Keep()
     if stop := _no_relaunch(last):
         return stop
+    if verdict.left_locks:  # before any option is blamed: none of them ends this wait
+        return _after_a_lock(history, budget)
     if not budget.another:
         return GiveUp(budget.why or "the attempts are used up", "exhausted")
     launch, changes = _base(history)
@@ -127,6 +129,21 @@ def _no_relaunch(last: Attempt) -> GiveUp | None:
     if last.release is not None and last.release.left_behind:
         return GiveUp("something of the last attempt is left: " + "; ".join(last.release.left_behind), "exhausted")
     return None
+
+
+def _after_a_lock(history: tuple[Attempt, ...], budget: Budget) -> Move:
+    """Start the same again where the lock was ours and is gone; otherwise the next server would wait as well."""
+    last = history[-1]
+    locks, release = last.verdict.left_locks, last.release
+    removed = {f.path for f in release.files if f.kind == "lock" and f.answer == "removed"} if release else set()
+    ours = [path for path in locks if path in removed]
+    if ours and not any(attempt.verdict.left_locks for attempt in history[:-1]):
+        if not budget.another:
+            return GiveUp(budget.why or "the attempts are used up", "exhausted")
+        why = f"{ours[0]}, which a killed build of this launch had left, is removed"
+        return Relaunch(last.launch, budget.after, None, last.changes, why)
+    why = f"no option of the server ends a wait for a lock that was left ({', '.join(locks)}), nor does a relaunch"
+    return GiveUp(f"{why}: {last.verdict.why}", "exhausted")
 
 
 def _questions(verdict: Verdict) -> set[str]:

@@ -252,7 +252,7 @@ def _numbers(memory: Memory) -> tuple[Measure, ...]:
         ("clients", served.clients),
     )
     found = [Measure(name, float(value)) for name, value in counted if value is not None]
-    found.append(Measure("nothing came out for", memory.now - served.produced_at, "s"))
+    found.append(Measure("nothing came out for", max(0.0, memory.now - served.produced_at), "s"))
     if served.canary_since is not None:
         found.append(Measure("test request open for", canary_open_for(memory), "s"))
     for board in memory.boards.boards:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
-from hangguard.facts import LockFile, Process, Sample, Stack, Stuck, Waiting
+from hangguard.facts import Broken, LockFile, Process, Sample, Stack, Stuck, Unclear, Unseen, Verdict, Waiting
 from hangguard.judge.memory import Memory
 from hangguard.judge.outside import STALLED_SHARE, THROTTLED_SHARE
 from hangguard.judge.patience import STALE, UNPROVEN, short
@@ -15,6 +16,9 @@ from hangguard.judge.stillness import may_end_from_outside, movers
 from hangguard.judge.telling import judged, numbers, phase_of
 
 RUNNABLE = "runnable threads"
+
+SLEEPS = ("hrtimer_nanosleep", "do_nanosleep", "poll_schedule_timeout", "do_select")
+"""Beginnings of the wait channels of ``time.sleep``, which Python up to 3.10 makes of select(2)."""
 
 VFORK = ("kernel_clone", "_do_fork", "do_fork")
 """Beginnings of the wait channel of a parent whose child of vfork has no program of its own yet (kernel/fork.c, by
@@ -143,7 +147,7 @@ def _stale(memory: Memory, sample: Sample, locks: list[LockFile], where: str) ->
     age = "" if lock.age_seconds is None else f", {lock.age_seconds:.0f} s old"
     why = (
         f"{where}: {lock.path} was left behind (nobody has it open, no compiler runs{age}); "
-        f"if no other build uses that folder, remove it: rm {lock.path}"
+        f"if no other build uses that folder, remove it: rm {shlex.quote(lock.path)}"
     )
     if len(locks) > 1:
         paths = ", ".join(one.path for one in locks[:8])
@@ -151,14 +155,58 @@ def _stale(memory: Memory, sample: Sample, locks: list[LockFile], where: str) ->
             f"{where}: of these files one was left behind (nobody has them open, no compiler runs): {paths}; "
             "find out which extension is built, and whether another build uses its folder, before any is removed"
         )
-    before = memory.verdict
+    before, paths_left = memory.verdict, tuple(one.path for one in locks)
     since = before.since if before.kind == "stale-lock" else sample.t
     if sample.t - since < STALE:
-        return judged(Waiting, memory, sample, why, "stale-lock", confidence="medium")
+        waiting = judged(Waiting, memory, sample, why, "stale-lock", confidence="medium")
+        return replace(waiting, left_locks=paths_left)
     assert memory.tree is not None
     found = suspects(memory.tree, memory.rules, looked_at(memory), said=memory.said)
     stuck = judged(Stuck, memory, sample, why, "idle", confidence="medium", numbers=numbers(memory))
-    return replace(stuck, still_for=memory.idle_for, suspects=found)
+    return replace(stuck, still_for=memory.idle_for, suspects=found, left_locks=paths_left)
+
+
+def with_left_locks(memory: Memory, sample: Sample, verdict: Verdict) -> Verdict:
+    """Add the lock files that it may wait for, where the verdict itself goes by something else.
+
+    Who waits for torch's lock sleeps and looks, again and again; who waits for another thread does not. So where no
+    stack could be read, a worker that sleeps in that way, beside a lock that was left, is reason enough to look at the
+    lock before at any option. And where a builder was killed in its middle, its lock is what the others hang on by.
+    """
+    if verdict.left_locks or memory.tree is None or memory.ready_at is not None:
+        return verdict
+    able = movers(memory.tree, memory.rules)
+    if isinstance(verdict, Broken) and verdict.kind == "survivors":
+        left = [lock for lock in memory.outside.locks if lock.kind == "presence" and lock.owner is None]
+        is_waited_for = waits_by_presence(memory)
+    elif isinstance(verdict, Unclear) or (isinstance(verdict, Stuck) and verdict.kind == "idle"):
+        left = [lock for lock in memory.outside.locks if _is_stale(memory, sample, lock)]
+        is_waited_for = memory.idle_for > 0.0 and _may_poll(memory, able)
+    else:
+        return verdict
+    return replace(verdict, left_locks=tuple(lock.path for lock in left)) if left and is_waited_for else verdict
+
+
+def waits_by_presence(memory: Memory) -> bool:
+    """Whether somebody is seen to wait for a lock that is held for as long as a file is there."""
+    if memory.tree is None:
+        return False
+    found = may_end_from_outside(looked_at(memory), movers(memory.tree, memory.rules), memory.rules)
+    return found is not None and found[0] == "presence"
+
+
+def _may_poll(memory: Memory, able: tuple[Process, ...]) -> bool:
+    """Whether one of them sleeps for a time, and nobody could see where."""
+    stacks = {(stack.pid, stack.started): stack for stack in looked_at(memory)}
+    for process in able:
+        stack = stacks.get(process.identity)
+        if stack is None:
+            return True
+        channel = stack.wait_channel
+        is_asleep = isinstance(channel, Unseen) or not channel or channel.startswith(SLEEPS)
+        if isinstance(stack.threads, Unseen) and stack.is_python and is_asleep:
+            return True
+    return False
 
 
 def is_in_vfork(memory: Memory) -> bool:

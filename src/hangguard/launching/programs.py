@@ -13,7 +13,11 @@ from hangguard.wrappers import unwrap, variables_behind
 
 def folder_of(cwd: str | os.PathLike[str] | None) -> str:
     """Return the folder as an absolute path. Raises :class:`CommandNotFound` where there is none."""
-    folder = os.path.abspath(os.getcwd() if cwd is None else os.fspath(cwd))  # noqa: PTH100, PTH109
+    given = os.curdir if cwd is None else os.fspath(cwd)
+    try:
+        folder = os.path.abspath(given)  # noqa: PTH100
+    except FileNotFoundError:  # this program's own directory was deleted
+        raise CommandNotFound(given, what="directory") from None
     if not Path(folder).is_dir():
         raise CommandNotFound(folder, what="directory")
     return folder

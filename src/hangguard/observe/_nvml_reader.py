@@ -2,7 +2,8 @@
 
 A call into a wedged driver never returns, and one in state D cannot even be killed; so NVML is loaded only
 here, in a process that can be left behind. Every byte on stdin is a question; the first line is sent unasked,
-once the driver is open. The program ends when stdin does, or when its parent is gone, even while NVML hangs.
+once the driver is open. The program ends when stdin does, or when its parent is gone, even while NVML hangs. Argument:
+the pid of the parent.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ def main() -> NoReturn:
 
 def _pass_on(questions: queue.SimpleQueue[bytes]) -> None:
     # A forked child of the supervising program holds the other end of stdin open beyond its parent's death,
-    # so the parent is watched as well.
+    # so the parent is watched as well. It says who it is: it may be dead already, and the parent now be another.
     poll = select.poll()
     poll.register(_STDIN, select.POLLIN)
-    parent = os.getppid()
+    parent = int(sys.argv[1]) if len(sys.argv) > 1 else os.getppid()
+    if os.getppid() != parent:
+        return
     try:
         poll.register(os.pidfd_open(parent), select.POLLIN)
     except ProcessLookupError:

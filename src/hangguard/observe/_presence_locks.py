@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 
 from hangguard.facts import Launch
 
-_COMPILERS = frozenset(
+COMPILERS = frozenset(
     {"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "nvlink", "cc1plus", "c++", "g++", "gcc", "cc", "clang",
      "clang++", "ninja", "ld", "as", "collect2"}
 )  # fmt: skip
 _NAME = "lock"
-_DEEPEST = 4
+DEEPEST = 4
 """torch_extensions/py311_cu130/NAME/lock; flashinfer/VERSION/ARCHITECTURE/cached_ops/NAME/lock."""
 _MOST_ENTRIES = 4000
 
@@ -53,7 +53,7 @@ def find_presence_locks(folders: tuple[str, ...]) -> list[str]:
                     if left <= 0:
                         break
                     if entry.is_dir(follow_symlinks=False):
-                        level += [(entry.path, depth + 1)] if depth < _DEEPEST else []
+                        level += [(entry.path, depth + 1)] if depth < DEEPEST else []
                     elif entry.name == _NAME and entry.is_file(follow_symlinks=False):
                         found.append(entry.path)
         except OSError:
@@ -85,7 +85,7 @@ def _busy_folders(proc: str, pid: int, is_lock: Callable[[str], bool]) -> Iterat
         path = _link(f"{proc}/{pid}/fd/{descriptor}")
         if path.startswith("/"):
             yield posixpath.dirname(path), 3 if is_lock(path) else 2
-    if _name(proc, pid) in _COMPILERS:
+    if _name(proc, pid) in COMPILERS:
         yield _link(f"{proc}/{pid}/cwd"), 1
 
 

@@ -7,7 +7,7 @@ belongs to it if its output goes to the run's log through a descriptor that writ
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hangguard.facts import EarlierRun
@@ -32,12 +32,12 @@ def read_earlier_runs(
     if not folders:
         return ()
     table = read_locks(proc)
-    writers = _writers(_logs(folders), proc)
+    writers = writers_to(logs_in(folders), proc)
     runs = (
         EarlierRun(
             run_id=os.path.basename(folder),  # noqa: PTH119
             path=folder,
-            guardian=_holder(os.path.join(folder, "lock"), table, proc),  # noqa: PTH118
+            guardian=holder_of_lock(folder, table, proc),
             members=tuple((pid, read_title(pid, proc)) for pid in sorted(writers.get(folder, ()))),
             files=recorded(folder),
         )
@@ -57,7 +57,8 @@ def _folders(base: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _logs(folders: list[str]) -> dict[FileNumber, str]:
+def logs_in(folders: Iterable[str]) -> dict[FileNumber, str]:
+    """Return (device, inode) of every log in these folders, with the folder."""
     found = {}
     for folder in folders:
         for log in Path(folder).glob("attempt-*.log"):
@@ -69,7 +70,7 @@ def _logs(folders: list[str]) -> dict[FileNumber, str]:
     return found
 
 
-def _writers(logs: dict[FileNumber, str], proc: str) -> dict[str, set[int]]:
+def writers_to(logs: dict[FileNumber, str], proc: str) -> dict[str, set[int]]:
     """Return by folder whose standard output or error goes to one of its logs; a reader (``tail -f``) is none."""
     found: dict[str, set[int]] = {}
     for name in os.listdir(proc):  # noqa: PTH208
@@ -91,8 +92,12 @@ def _writes(path: str) -> bool:
     return flags & os.O_ACCMODE != os.O_RDONLY
 
 
-def _holder(lock: str, table: dict[FileId, Held], proc: str) -> int | None:
-    """Return who holds the lock: by inode among the kernel's locks, then by the very path of the descriptor."""
+def holder_of_lock(folder: str, table: dict[FileId, Held], proc: str = "/proc") -> int | None:
+    """Return who holds the lock of a run: by inode among the kernel's locks, then by the very path of the descriptor.
+
+    That is the path without links, as the kernel knows it. ``table`` is what :func:`read_locks` returned.
+    """
+    lock = os.path.join(os.path.realpath(folder), "lock")  # noqa: PTH118
     try:
         inode = os.lstat(lock).st_ino
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -113,7 +114,8 @@ class GpuProbe:
         """Start a reader and keep it here: the answer of a cancelled look would be dropped. Runs in the lane."""
         if self._reader is not None:
             return
-        self._reader = _Reader(self._children, self._argv, self._start_within, self._within)
+        argv = (*self._argv, str(os.getpid()))
+        self._reader = _Reader(self._children, argv, self._start_within, self._within)
         self._started += 1
         if self._is_closed:
             self._drop_reader()

@@ -47,8 +47,12 @@ class Lane:
             return Unseen(f"still busy with an earlier look for {time.monotonic() - last.since:.0f} s")
         if self._closed:
             return Unseen("no longer looking")
-        asked = self._last = _Question(question)
-        bell = self._send(asked)
+        asked = _Question(question)
+        try:
+            bell = self._send(asked)
+        except RuntimeError as problem:  # RLIMIT_NPROC, or the limit of the control group (pids.max)
+            return Unseen(f"no thread could be started to look ({problem})")
+        self._last = asked
         try:
             with anyio.move_on_after(within):
                 while not asked.is_answered:
@@ -66,9 +70,14 @@ class Lane:
 
     def _send(self, asked: _Question[Any]) -> int:
         if self._bell is None:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            arguments = (self._questions, self._bell, self._rights)
-            threading.Thread(target=_serve, args=arguments, name=f"hangguard {self._name}", daemon=True).start()
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            arguments = (self._questions, bell, self._rights)
+            try:
+                threading.Thread(target=_serve, args=arguments, name=f"hangguard {self._name}", daemon=True).start()
+            except RuntimeError:
+                os.close(bell)
+                raise
+            self._bell = bell
         _silence(self._bell)
         self._questions.put(asked)
         return self._bell

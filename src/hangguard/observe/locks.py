@@ -149,6 +149,7 @@ class LocksProbe:
 
     def _present(self, known: set[str], pids: frozenset[int]) -> list[LockFile]:
         folders = build_folders(self._launch, home=os.path.expanduser("~"))  # noqa: PTH111
+        folders = tuple(os.path.realpath(folder) for folder in folders)  # as descriptors and the release name them
         found = [path for path in find_presence_locks(folders) if path not in known]
         builders = find_builders(self._proc, found) if found else {}
         return [self._tell_present(path, builders.get(path), pids) for path in found]

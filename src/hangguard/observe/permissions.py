@@ -20,7 +20,7 @@ def read_permissions(proc: str = "/proc") -> Permissions:
     return Permissions(
         ptrace_scope=_ptrace_scope(proc),
         may_trace_all=bool(capabilities >> _CAP_SYS_PTRACE & 1),
-        hides_processes=_hiding_option(proc),
+        hides_processes=hiding_option(proc),
         has_pidfds=_has_pidfds(),
         is_root=os.geteuid() == 0,
     )
@@ -33,7 +33,7 @@ def _ptrace_scope(proc: str) -> int | None:
         return None
 
 
-def _hiding_option(proc: str) -> str:
+def hiding_option(proc: str) -> str:
     """Return the option with which the newest mount at ``/proc`` hides processes; proc_pid_mountinfo(5)."""
     found = ""
     with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="replace") as mounts:  # noqa: PTH123 - a kernel file

@@ -10,6 +10,7 @@ from hangguard.facts import Ask, Process, Tree, Unseen
 from hangguard.observe import connections, procfs
 from hangguard.observe.exits import Exits
 from hangguard.observe.lane import Lane
+from hangguard.observe.permissions import hiding_option
 from hangguard.observe.procfs import TICK, Stat
 from hangguard.observe.target import Target, why_unseen
 
@@ -69,6 +70,7 @@ class _Members:
     def __init__(self, target: Target, proc: str) -> None:
         self._proc = proc
         self._guardian_pid = target.guardian_pid
+        self._guardian_started = target.guardian_started
         self._guardian: Stat | None = None
         self._living: dict[Identity, Stat | None] = {target.root: None}
         self._zombies: dict[Identity, Stat] = {}
@@ -77,6 +79,7 @@ class _Members:
         self._births = 1
         self._deaths = 0
         self._orphans = 0
+        self._hides: str | None = None  # the option of the mount; "": none
         self._cpu, self._faults = _Total(), _Total()
         self._read, self._written, self._disk = _Total(), _Total(), _Total()
 
@@ -84,6 +87,7 @@ class _Members:
         """Return the living members, oldest first, and enter births and deaths."""
         scan = procfs.scan(self._proc)
         self._guardian = self._find_guardian(scan)
+        self._refuse_hidden(scan)
         found = {stat.identity: stat for stat in self._descendants(scan)}
         born = [who for who in found if who not in self._living and who not in self._zombies]
         dead = {who: stat for who, stat in found.items() if _is_dead(stat)}
@@ -130,13 +134,27 @@ class _Members:
     def close(self) -> None:
         self._exits.close()
 
+    def _refuse_hidden(self, scan: dict[int, Stat]) -> None:
+        """Raise where /proc hides a member: what is not shown must not count as still, or as ended."""
+        if self._hides is None:
+            self._hides = hiding_option(self._proc)
+        if not self._hides:
+            return
+        parents = [stat.pid for stat in (*self._descendants(scan), self._guardian) if stat is not None]
+        hidden = procfs.hidden_children(parents, scan, self._proc)
+        if self._guardian is None:  # else a member that nobody lists has ended, and somebody hidden may have its pid
+            hidden += [pid for pid, _ in self._living if pid not in scan and procfs.is_hidden(pid, self._proc)]
+        if hidden:
+            pids = ", ".join(map(str, hidden[:4])) + (" …" if len(hidden) > 4 else "")
+            raise PermissionError(1, f"/proc hides members from this user ({self._hides}): pid {pids}")
+
     def _find_guardian(self, scan: dict[int, Stat]) -> Stat | None:
         """Return the guardian while it lives; another process with its pid is nobody's guardian."""
         stat = scan.get(self._guardian_pid)
-        known = self._guardian
-        if stat is None or (known is not None and known.identity != stat.identity):
+        if stat is None or self._guardian_started not in {0, stat.started}:
             self._guardian_pid = 0
             return None
+        self._guardian_started = stat.started
         return stat
 
     def _descendants(self, scan: dict[int, Stat]) -> list[Stat]:

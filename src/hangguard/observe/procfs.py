@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Container, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from hangguard.facts import Unseen
@@ -85,6 +87,36 @@ def scan(proc: str) -> dict[int, Stat]:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
             found[stat.pid] = stat
+    return found
+
+
+def is_hidden(pid: int, proc: str = "/proc") -> bool:
+    """Tell whether there is such a process and ``/proc`` does not show it: under hidepid what we may not trace."""
+    for _ in range(2):  # one that has ended in between is not shown either
+        try:
+            read_started(pid, proc)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            pass
+        else:
+            return False
+        try:
+            os.kill(pid, 0)  # sends nothing
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+    return True
+
+
+def hidden_children(parents: Iterable[int], shown: Container[int], proc: str = "/proc") -> list[int]:
+    """Return the children of these that ``/proc`` does not show: their parents have a list of them all the same."""
+    found: list[int] = []
+    for parent in parents:
+        with suppress(OSError):
+            for task in os.listdir(f"{proc}/{parent}/task"):  # noqa: PTH208
+                with suppress(OSError):
+                    listed = read_bytes(f"{proc}/{parent}/task/{task}/children", 1 << 16)
+                    found += [pid for pid in map(int, listed.split()) if pid not in shown and is_hidden(pid, proc)]
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from anyio.abc import TaskGroup
 
+from hangguard.elsewhere import Elsewhere
 from hangguard.facts import (
     NOT_ASKED,
     Ask,
@@ -36,6 +37,8 @@ class Target:
     """The launched process: (pid, start time in clock ticks since boot)."""
     log_path: str | None
     launch: Launch
+    guardian_started: int = 0
+    """The start time of the guardian; 0: not known."""
     telling: tuple[str, ...] = ()
     """Patterns of log lines that must be passed on even out of a flood."""
     health_path: str | None = None
@@ -60,6 +63,8 @@ class Target:
     guardian_stacks: Callable[..., Awaitable[PythonThreads]] | None = None
     """Reads the Python stacks of (pid, start time) ``within=`` seconds, for members that py-spy does not show: the
     guardian, which is an ancestor of them all; ``None``: there is none, so this program reads itself."""
+    elsewhere: Elsewhere | None = None
+    """Where else than in /dev/shm files may be left; ``None``: nothing is removed at the end."""
     exit_of: Callable[[], Exit | None] = lambda: None
     probe_within: float = 5.0
     clock: Callable[[], float] = time.monotonic

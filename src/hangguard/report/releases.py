@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Iterable
 
@@ -28,7 +29,10 @@ def file_notes(release: Release) -> tuple[str, ...]:
         command = removal_command(release.unattributed_files)
         shown = command if len(command) <= LONGEST else f"{command[:LONGEST].rpartition(' ')[0]} ..."
         names = _count(len(release.unattributed_files), "new name")
-        notes.append(f"{names} in /dev/shm meanwhile, perhaps somebody else's; if nobody's: {shown}")
+        folders = sorted({posixpath.dirname(path) for path in release.unattributed_files})
+        where = " and ".join(folders) if len(folders) <= 2 else f"{len(folders)} folders"
+        notes.append(f"{names} in {where} meanwhile, perhaps somebody else's; if nobody's: {shown}")
+    notes += [f"not all new names are known: {reason}" for reason in release.unattributed_unseen]
     return tuple(notes)
 
 

@@ -143,8 +143,8 @@ def _when_ready(memory: Memory) -> tuple[str, ...]:
 
 def _cures(verdict: Verdict, server: FoundServer) -> dict[str, str]:
     """Changes of the engine's own table that answer a hang in this phase, and apply to this command, by flag."""
-    cures = {}
-    for fallback in permitted("any", server.engine.fallbacks):
+    cures: dict[str, str] = {}
+    for fallback in permitted("any", server.engine.fallbacks if not verdict.left_locks else ()):
         changed = fallback.change(server.launch) if verdict.phase in fallback.answers else None
         if changed is not None:
             change = describe(server.launch, changed).removeprefix("+ ")

@@ -120,9 +120,13 @@ class Announcer:
         log.warning("a hook has not come back; %d events were not delivered to it", self._queue.qsize())
 
     def _put(self, event: Event | None) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._deliver, name="hangguard-hooks", daemon=True)
-            self._thread.start()
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._deliver, name="hangguard-hooks", daemon=True)
+                thread.start()
+                self._thread = thread
+        except RuntimeError as problem:  # the next event tries again, and brings those that wait
+            log.warning("the hooks cannot be called now: %s", problem)
         try:
             self._queue.put_nowait(event)
         except queue.Full:

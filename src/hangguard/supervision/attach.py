@@ -26,6 +26,7 @@ from hangguard.facts import (
     Broken,
     Daemon,
     Diagnosis,
+    EndedProcess,
     Exited,
     Expired,
     Gpu,
@@ -312,14 +313,15 @@ async def stop_members(
     none.
     """
     daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=None, port=port)
+    proofs: dict[tuple[int, int], str] = {root: "whoever asked named it, with its start time"}
 
     def find(entries: _tree.Entries) -> set[tuple[int, int]]:
-        found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare)
+        found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare, proofs=proofs)
         members.update(found)
         return found
 
     began = anyio.current_time()
-    ending = _tree.Ending(find, root=root, grace=grace, daemons=daemons)
+    ending = _tree.Ending(find, root=root, grace=grace, daemons=daemons, proofs=proofs)
     lane = Lane("stop")
     try:
         ended = await lane.ask(ending.run, within=grace + TAKE_OVER_WITHIN)
@@ -330,7 +332,10 @@ async def stop_members(
         return Stopped(survivors=(), ended=0, seconds=seconds, by="supervisor")
     survivors = tuple(Survivor(**survivor) for survivor in ended.survivors)  # type: ignore[arg-type]
     left = tuple(Daemon(**daemon) for daemon in ended.daemons)  # type: ignore[arg-type]
-    return Stopped(survivors=survivors, ended=ended.ended, seconds=seconds, by="supervisor", daemons=left)
+    gone = tuple(EndedProcess(**process) for process in ended.processes)  # type: ignore[arg-type]
+    return Stopped(
+        survivors=survivors, ended=ended.ended, seconds=seconds, by="supervisor", daemons=left, processes=gone
+    )
 
 
 class AsyncAttachment:

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
+from hangguard import held
 from hangguard.act.gpus import GpuHistory
 from hangguard.changes import with_port
+from hangguard.elsewhere import Elsewhere
 from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.errors import PortInUse
 from hangguard.facts import (
@@ -43,6 +45,7 @@ from hangguard.facts import (
 from hangguard.judge import Memory, diagnose_memory, next_ask, rules_for, start, step
 from hangguard.judge.assess import FAREWELL
 from hangguard.judge.ranks import by_nccl
+from hangguard.judge.waits import with_left_locks
 from hangguard.observe import Target
 from hangguard.observe.port_left import TIME_WAIT_SECONDS, PortLeft
 from hangguard.observe.ports import free_port
@@ -52,6 +55,7 @@ from hangguard.supervision.events import Event, Launched, Notice, PhaseChanged, 
 from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
 from hangguard.supervision.last_words import hear_last_words
 from hangguard.supervision.log_cap import LogCap
+from hangguard.supervision.notes import FIRST_WITHIN
 from hangguard.supervision.quiet import QuietTimes
 from hangguard.supervision.run import Guard, Run, Watcher
 from hangguard.supervision.stop_within import StopWithin
@@ -126,11 +130,12 @@ class RunningAttempt:
     stopped_because: str = ""
     log_tail: tuple[str, ...] = ()
     drained: Drained | None = None
-    shm_before: frozenset[str] = frozenset()
+    shm_before: frozenset[str] | None = None
     files_unseen: tuple[str, ...] = ()
     """What could not be seen of what members have in /dev/shm."""
     gpus: GpuHistory = field(default_factory=GpuHistory)
     segments_before: tuple[Segment, ...] | Unseen = Unseen("not looked at")
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
     _told_guardian: bool = False
 
     async def until_settled(self) -> Verdict:
@@ -168,15 +173,38 @@ class RunningAttempt:
         self._note_files(sample)
         self.gpus.note(sample.gpus, {pid for pid, _ in self.guarded.members})
         self._tell_changes(before, sample.t)
+        await self._note_state()
         return self.memory.verdict
 
     def _note_files(self, sample: Sample) -> None:
         """Have the guardian know what members have: it removes what of it is left at the end."""
         files = sample.files
         if isinstance(files, HeldFiles):
-            self.guarded.remember_files(files.files)
+            proved = [file for file in files.files if (file.device, file.inode) not in files.unproved]
+            self.guarded.remember_files(proved, files.others)
         unseen = files.left_out if isinstance(files, HeldFiles) else (files.reason,) if files != NOT_ASKED else ()
         self.files_unseen = tuple(dict.fromkeys((*self.files_unseen, *unseen)))[-8:]
+
+    async def _note_state(self, **changed: Any) -> None:
+        """Have the state file say what is known now: all that somebody needs who comes after the end of everybody."""
+        verdict, phases = self.memory.verdict, self.memory.phases
+        before = self.gpus.before
+        await self.run.notes.note(
+            members=tuple(sorted(self.guarded.members)),
+            files=self.guarded.files,
+            shm_before=shm_before_of(self.guarded),
+            gpus_before=()
+            if isinstance(before, Unseen)
+            else tuple((gpu.uuid, gpu.memory_used_bytes) for gpu in before if isinstance(gpu.memory_used_bytes, int)),
+            verdict=verdict.verdict,
+            kind=verdict.kind,
+            phase=phases[-1][0] if phases else "",
+            **changed,
+        )
+
+    async def note_ready(self) -> None:
+        """Have the state file say that it has answered."""
+        await self._note_state(stage="ready", url=self.launch.url)
 
     async def _with_lessons(self, memory: Memory, first: Sample) -> Memory:
         """Lengthen the patience by what good starts of the same kind have taught; the GPUs are known only now."""
@@ -223,6 +251,7 @@ class RunningAttempt:
             try:
                 await self._keep_evidence()
                 self._announce_stop()
+                await self._note_state(stage="stopping")
                 await self._stop_with_proof()
             except (KeyboardInterrupt, anyio.get_cancelled_exc_class()):
                 self.wishes.grace = 0.0
@@ -261,6 +290,7 @@ class RunningAttempt:
             who_listens=lambda _port: self.run.world.who_listens(self.launch),
             look_at_port=lambda: self.run.world.look_at_port(self.launch),
             shm_before=self.shm_before,
+            elsewhere=self.elsewhere,
             files_unseen=self.files_unseen,
             within=limits.release_within if within is None else within.proof(self._now(), limits.release_within),
             clock=self.run.world.clock,
@@ -268,6 +298,9 @@ class RunningAttempt:
         release = replace(release, segments=await self._segments_left())
         self.log_tail = self._without_secrets(await read_tail(self.log_path))
         self._tell_release(release)
+        exit_ = self.guarded.exit
+        code = exit_.code if exit_ is not None and isinstance(exit_.code, int) else None
+        await self._note_state(exit_code=code, left_behind=release.left_behind)
 
     async def _segments_left(self) -> tuple[SharedSegment, ...] | Unseen:
         now = await self.run.world.list_segments()
@@ -361,7 +394,7 @@ class RunningAttempt:
         self.samples.append(without_bulk(look))
         memory = step(self.memory, look)
         if self.settled is not None:
-            self.settled = by_nccl(self.settled, look.communicators)
+            self.settled = with_left_locks(memory, look, by_nccl(self.settled, look.communicators))
             self.diagnosis = self._without_secrets(diagnose_memory(replace(memory, verdict=self.settled)))
 
     async def _hear_last_words(self) -> None:
@@ -406,8 +439,15 @@ async def attempting(
     world = run.world
     launch = await with_usable_port(run, launch, number=number, deadline=deadline, wishes=wishes)
     shm_before, segments_before = names_in_shm(), await world.list_segments()
+    elsewhere = await world.look_elsewhere(launch)
     started_at = world.clock()
     log_path = run.folder.file(f"attempt-{number}.log")
+    await run.notes.note(
+        **(_NOTHING_LAUNCHED | _where(launch)),
+        attempt=number,
+        changes=tuple(change.change for change in changes),
+        within=FIRST_WITHIN,
+    )
     async with world.guarded(
         argv=launch.argv,
         env=run.environment(launch),
@@ -418,10 +458,19 @@ async def attempting(
         on_death=run.on_death,
         pristine=run.pristine,
         port=launch.port or None,
+        elsewhere=elsewhere,
         clock=world.clock,
     ) as guarded:
+        await run.notes.note(
+            guardian=(guarded.guardian_pid, guarded.guardian_started),
+            root=(guarded.pid, guarded.started),
+            members=((guarded.pid, guarded.started),),
+            log_id=guarded.log_id,
+            shm_before=shm_before_of(guarded),
+            within=FIRST_WITHIN,
+        )
         run.announcer.tell(Launched(t=world.clock(), attempt=number, pid=guarded.pid, argv=launch.argv))
-        async with world.observe(target_of(run, launch, guarded, log_path)) as watcher:
+        async with world.observe(target_of(run, launch, guarded, log_path, elsewhere)) as watcher:
             attempt = RunningAttempt(
                 run=run,
                 number=number,
@@ -436,6 +485,7 @@ async def attempting(
                 log_cap=cap_of(run, guarded, log_path),
                 shm_before=shm_before,
                 segments_before=segments_before,
+                elsewhere=elsewhere,
             )
             try:
                 yield attempt
@@ -443,10 +493,38 @@ async def attempting(
                 await attempt.end()
 
 
-def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) -> Target:
+_NOTHING_LAUNCHED: dict[str, Any] = {
+    "stage": "starting",
+    "guardian": None,
+    "root": None,
+    "log_id": None,
+    "exit_code": None,
+    "members": (),
+    "shm_before": None,
+    "files": (),
+    "gpus_before": (),
+    "left_behind": (),
+    "verdict": "",
+    "kind": "",
+    "phase": "",
+}
+"""What the state file says before an attempt: nothing of the one before it."""
+
+
+def shm_before_of(guarded: Guard) -> tuple[tuple[int, int], ...] | None:
+    """Return what in /dev/shm is not the launch's, as the state file says it."""
+    return None if guarded.shm_before is None else tuple(sorted(guarded.shm_before))
+
+
+def _where(launch: Launch) -> dict[str, Any]:
+    return {"url": launch.url, "host": launch.host, "port": launch.port, "socket_path": launch.socket_path}
+
+
+def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None, elsewhere: Elsewhere) -> Target:
     """Return what the probes must know of this attempt."""
     return Target(
         guardian_pid=guarded.guardian_pid,
+        guardian_started=guarded.guardian_started,
         root=(guarded.pid, guarded.started),
         log_path=log_path,
         launch=launch,
@@ -462,6 +540,7 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None) ->
         ready=run.ready,
         ras_address=run.ras_address(launch),
         guardian_stacks=guarded.read_stacks,
+        elsewhere=elsewhere,
         exit_of=lambda: guarded.exit,
         probe_within=run.limits.probe_within,
         clock=run.world.clock,
@@ -521,11 +600,11 @@ def on_a_fresh_port(launch: Launch) -> Launch:
     return with_port(launch, free_port()) if launch.chooses_port else launch
 
 
-def names_in_shm() -> frozenset[str]:
-    """Return what lies in /dev/shm now."""
+def names_in_shm() -> frozenset[str] | None:
+    """Return what lies in /dev/shm now; ``None``: it may not be listed."""
     with suppress(OSError):
-        return frozenset(path.name for path in Path("/dev/shm").iterdir())  # noqa: S108 - only listed
-    return frozenset()
+        return frozenset(Path(name).name for name in held.names_in().values())
+    return None
 
 
 async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:

@@ -98,6 +98,7 @@ class VerdictChanged(Happened):
             "confidence": v.confidence,
             "numbers": [asdict(number) for number in v.numbers],
             "suspects": [asdict(suspect) for suspect in v.suspects] if isinstance(v, (Stuck, Broken)) else [],
+            "left_locks": list(v.left_locks),
         }
 
 
@@ -165,7 +166,9 @@ class Released(Happened):
             "released": self.release.answer,
             "left_behind": list(self.release.left_behind),
             "items": [asdict(item) for item in self.release.items],
+            "processes": [asdict(process) for process in self.release.processes],
             "files": list(self.release.unattributed_files),
+            "files_unseen": list(self.release.unattributed_unseen),
             "had": [asdict(file) for file in self.release.files],
             "segments": _segments(self.release),
         }

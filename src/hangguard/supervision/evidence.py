@@ -51,7 +51,9 @@ def without_bulk(sample: Sample) -> Sample:
     files = sample.files
     if isinstance(files, HeldFiles) and len(files.files) > KEPT_FILES:
         more = f"and {len(files.files) - KEPT_FILES} more, not kept"
-        sample = replace(sample, files=replace(files, files=files.files[:KEPT_FILES], left_out=(*files.left_out, more)))
+        files = replace(files, files=files.files[:KEPT_FILES], left_out=(*files.left_out, more))
+    if isinstance(files, HeldFiles):
+        sample = replace(sample, files=replace(files, others=files.others[:KEPT_FILES], unproved=()))
     log_ = sample.log
     if isinstance(log_, Unseen) or sum(map(len, log_.lines)) <= KEPT_TEXT:
         return sample

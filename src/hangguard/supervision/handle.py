@@ -8,7 +8,7 @@ from types import TracebackType
 
 import anyio
 
-from hangguard.errors import LeftBehind, ServerLost, WrongProcess
+from hangguard.errors import LeftBehind, ServerLost, StoppedEarly, WrongProcess
 from hangguard.facts import (
     AppliedChange,
     Attempt,
@@ -23,6 +23,7 @@ from hangguard.facts import (
 )
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import NO_DRAIN, RunningAttempt
+from hangguard.supervision.control import FROM_OUTSIDE, answering
 from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.interrupts import holding_interrupts
 from hangguard.supervision.quiet import Quiet
@@ -225,8 +226,9 @@ class AsyncSupervision:
     async def __aenter__(self) -> AsyncServer:
         """Start the server; return when it has answered.
 
-        Raises :class:`~hangguard.errors.GaveUp` when no attempt became ready, :class:`~hangguard.errors.Refused`
-        when nothing could be started.
+        Raises :class:`~hangguard.errors.GaveUp` when no attempt became ready
+        (:class:`~hangguard.errors.StoppedEarly`: somebody asked for the stop before), and
+        :class:`~hangguard.errors.Refused` when nothing could be started.
         """
         if self._server is not None:
             raise entered_before()
@@ -244,6 +246,9 @@ class AsyncSupervision:
         if self._server._failure is not None:  # noqa: SLF001 - the two are one
             await self._leave()
             raise self._server._failure  # noqa: SLF001
+        if story.over.is_set():
+            await self._leave()
+            raise StoppedEarly("it was asked to stop, from outside, before it was ready", story.history)
         self._body.__enter__()
         self._entered_by = anyio.get_current_task().id
         return self._server
@@ -280,6 +285,16 @@ class AsyncSupervision:
     def history(self) -> tuple[Attempt, ...]:
         """Every attempt that is over, oldest first; also after the block."""
         return self._server.history if self._server is not None else ()
+
+    @property
+    def run_id(self) -> str:
+        """The id of this run: the name of its folder, and what ``hangguard status`` takes."""
+        return self._run.folder.run_id
+
+    @property
+    def folder(self) -> str | None:
+        """Where this run keeps its files; ``None``: nowhere, no place could be written."""
+        return self._run.folder.path
 
     @property
     def now(self) -> RunningAttempt | None:
@@ -347,16 +362,26 @@ class AsyncSupervision:
         assert server is not None
         self._told = anyio.Event()
         try:
-            await serve(story)
-        except (Exception, KeyboardInterrupt, SystemExit) as failure:  # noqa: BLE001 - raised bare by the two ends
-            server._failure = failure  # noqa: SLF001
-            self._body.cancel()
+            async with answering(story, server) as control:
+                try:
+                    await serve(story)
+                except (Exception, KeyboardInterrupt, SystemExit) as failure:  # noqa: BLE001 - raised bare by the two ends
+                    server._failure = failure  # noqa: SLF001
+                    self._body.cancel()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        outcome = _outcome(server._failure, story)  # noqa: SLF001
+                        await self._run.notes.end(outcome)
+                        await control.say_goodbye(outcome)
+                        await self._run.announcer.aclose()
         finally:
-            try:
-                with anyio.CancelScope(shield=True):
-                    await self._run.announcer.aclose()
-            finally:
-                self._told.set()
+            self._told.set()
+
+
+def _outcome(failure: BaseException | None, story: Story) -> str:
+    if failure is None:
+        return "stopped as asked from outside" if story.wishes.stop_because == FROM_OUTSIDE else "stopped as asked"
+    return f"{type(failure).__name__}: {failure}".partition("\n")[0]
 
 
 def _seconds(drain: float | None) -> float:

@@ -34,7 +34,11 @@ class LogCap:
         self._news: deque[str] = deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_on, name="hangguard log cap", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as problem:  # RLIMIT_NPROC, or the limit of the control group (pids.max)
+            self._tell_once(0, f"the log cannot be bounded ({problem}): it grows as it is written")
+            self._file.close()
 
     @property
     def cut_bytes(self) -> int:

@@ -10,11 +10,13 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from hangguard.act.spawn import LastWords, Stopped, guarded
 from hangguard.act.stop import prove_release
+from hangguard.elsewhere import Elsewhere
 from hangguard.engines.base import Engine
 from hangguard.facts import Ask, Exit, Fallback, Gpu, HeldFile, Launch, Limits, Listener, Sample, Unseen
 from hangguard.learned import Stretches
 from hangguard.observe import Observer, Target
 from hangguard.observe.lane import Lane
+from hangguard.observe.left_elsewhere import look_elsewhere
 from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.port_left import PortLeft, look_at_port
 from hangguard.observe.ports import who_listens
@@ -23,6 +25,7 @@ from hangguard.observe.unix_sockets import who_listens_at
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer
 from hangguard.supervision.lessons import note_good_start, patience_learned
+from hangguard.supervision.notes import Notes
 from hangguard.supervision.retry import Retry
 
 LOOK_WITHIN = 5.0
@@ -52,6 +55,10 @@ class Guard(Protocol):
         """The process that started it."""
 
     @property
+    def guardian_started(self) -> int:
+        """Its start time in clock ticks since boot."""
+
+    @property
     def guardian_alive(self) -> bool:
         """Whether that one still lives."""
 
@@ -63,11 +70,19 @@ class Guard(Protocol):
     def members(self) -> frozenset[tuple[int, int]]:
         """Everybody who was ever seen to belong to it: (pid, start time)."""
 
+    @property
+    def files(self) -> tuple[HeldFile, ...]:
+        """What members were seen to have in /dev/shm and as named sockets, and could leave."""
+
+    @property
+    def shm_before(self) -> frozenset[tuple[int, int]] | None:
+        """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
+
     def remember(self, identities: Iterable[tuple[int, int]]) -> None:
         """Note members that a sample has seen."""
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
-        """Note what members were seen to have in /dev/shm and as named sockets."""
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
+        """Note what members were seen to have in /dev/shm and as named sockets, and what there is not theirs alone."""
 
     async def wait_exit(self) -> Exit:
         """Wait until the launched process has ended."""
@@ -126,6 +141,7 @@ class World:
     look_at_port: Callable[[Launch], Awaitable[PortLeft | Unseen | None]] = look_at_port
     prove_release: Callable[..., Awaitable[Any]] = prove_release
     list_segments: Callable[[], Awaitable[tuple[Segment, ...] | Unseen]] = list_segments
+    look_elsewhere: Callable[[Launch], Awaitable[Elsewhere]] = look_elsewhere
     patience_learned: Callable[[Launch, tuple[Gpu, ...] | Unseen], Awaitable[Stretches]] = patience_learned
     note_good_start: Callable[[Launch, tuple[Gpu, ...] | Unseen, Stretches], Awaitable[None]] = note_good_start
 
@@ -149,6 +165,8 @@ class Run:
     """What the log of one attempt may take of the disk; ``None``: no bound."""
     folder: RunFolder
     announcer: Announcer
+    notes: Notes = field(default_factory=Notes)
+    """The state file; by default there is none."""
     ras_port: int = 28028
     """Where NCCL's RAS thread shall answer. With ``pristine`` NCCL is not told."""
     world: World = field(default_factory=World)

@@ -21,6 +21,7 @@ from hangguard.errors import GaveUp, LeftBehind, NotReadyInTime, Permanent, Serv
 from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
+from hangguard.redact import redact_argv
 from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting, on_a_fresh_port
 from hangguard.supervision.drain import drain
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
@@ -40,6 +41,8 @@ class Story:
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the server has answered, and when it never will any more: then ``over`` is set too."""
     over: anyio.Event = field(default_factory=anyio.Event)
+    noted: anyio.Event = field(default_factory=anyio.Event)
+    """Set when the state file was begun, or never will be: from then on it can be asked about from outside."""
     wishes: Wishes = field(default_factory=Wishes)
 
 
@@ -57,6 +60,8 @@ async def serve(story: Story) -> None:
     earlier = 0  # attempts before the last restart: after one, retry budget and time begin anew
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     try:
+        await _note_the_start(run)
+        story.noted.set()
         await delete_old_runs(run.folder)
         _tell_what_is_lost(run)
         _tell_timers(run)
@@ -100,6 +105,7 @@ async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, .
         async with made as attempt:
             story.now = attempt
             if isinstance(await attempt.until_settled(), Ready):
+                await attempt.note_ready()
                 _tell_ready(story, attempt)
                 await attempt.remember_good_start()
                 await attempt.until_lost()
@@ -109,6 +115,18 @@ async def try_once(story: Story, launch: Launch, changes: tuple[AppliedChange, .
             story.history = (*story.history, story.now.record())
             story.now = None
     return story.history[-1]
+
+
+async def _note_the_start(run: Run) -> None:
+    launch = run.launch
+    await run.notes.begin(
+        on_death=run.on_death,
+        engine=run.engine.name,
+        command=redact_argv(launch.argv, run.folder.known_secrets),
+        cwd=launch.cwd,
+    )
+    if run.notes.lost:
+        run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=run.notes.lost))
 
 
 def _tell_ready(story: Story, attempt: RunningAttempt) -> None:

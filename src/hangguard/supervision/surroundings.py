@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from hangguard.act.leftovers import still_there
 from hangguard.act.trial import try_guardian
 from hangguard.engines.base import Engine
 from hangguard.errors import Refused
@@ -48,6 +49,7 @@ from hangguard.observe.permissions import read_permissions
 from hangguard.observe.procfs import read_started, read_title
 from hangguard.observe.rooms import room_at
 from hangguard.observe.target import Shared, Target, why_unseen
+from hangguard.run_state import read_run, this_place, why_elsewhere
 from hangguard.store import places_of_runs
 from hangguard.supervision.machine import in_time
 from hangguard.supervision.run import look_who_listens
@@ -133,7 +135,8 @@ class LookAround:
         return tuple(room_at(place) for place in places_of_runs(self._run_dir))
 
     def _earlier(self) -> tuple[EarlierRun, ...]:
-        return tuple(run for place in _own_places(self._run_dir) for run in read_earlier_runs(place))
+        places = _own_places(self._run_dir)
+        return tuple(run for place in places for run in read_earlier_runs(place, recorded=_recorded_files))
 
     def _caches(self) -> tuple[Room, ...]:
         folders = cache_folders(self._launch, home=_home(), user=_user(), temp=TEMP)
@@ -219,6 +222,14 @@ def _own_places(run_dir: str | os.PathLike[str] | None) -> Iterable[str]:
     """Where runs lie that have a folder of their own kind; in a temporary folder there may be anybody's."""
     places = places_of_runs(run_dir)
     return places[:1] if Path(places[0]).name == "runs" or run_dir is not None else ()
+
+
+def _recorded_files(folder: str) -> tuple[str, ...]:
+    """Return what is still there, by device and inode, of what the members of a run were seen to have."""
+    state = read_run(folder).state
+    if isinstance(state, Unseen) or why_elsewhere(state, this_place()):
+        return ()
+    return tuple(file.path for file in still_there(state))
 
 
 def _home() -> str:

@@ -6,6 +6,7 @@ The functions carry the names of SGLang's own steps, so that a stack reads like 
 from __future__ import annotations
 
 import binascii
+import contextlib
 import signal
 import socket
 import subprocess
@@ -197,7 +198,8 @@ class Scheduler:
             sys.stderr.write("\n")
 
     def _read_a_shard(self, steps: int) -> None:
-        Path(sys.executable).read_bytes()
+        with contextlib.suppress(PermissionError):  # a program may be executed by those who may not read it
+            Path(sys.executable).read_bytes()
         self._hold(self._options.hold_mb * MB // 2 // steps)
 
     def _hold(self, size: int) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import anyio
 
 from hangguard.act.spawn import LastWords, Stopped
+from hangguard.elsewhere import Elsewhere
 from hangguard.engines.base import Engine
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import (
@@ -109,7 +110,8 @@ class ScriptedGuarded:
 
     def __init__(self, script: Script, *, clock: Clock) -> None:
         self.pid, self.started = WORKER
-        self.guardian_pid = 5000
+        self.guardian_pid, self.guardian_started = 5000, 1
+        self.shm_before: frozenset[tuple[int, int]] | None = frozenset()
         self.log_id: tuple[int, int] | None = None
         self.members: frozenset[tuple[int, int]] = frozenset({WORKER})
         self.stops: list[float] = []
@@ -151,8 +153,9 @@ class ScriptedGuarded:
         """Note members."""
         self.members |= frozenset(identities)
 
-    def remember_files(self, files: Iterable[HeldFile]) -> None:
+    def remember_files(self, files: Iterable[HeldFile], others: Iterable[tuple[int, int]] = ()) -> None:
         """Note what members have."""
+        self.shm_before = (self.shm_before or frozenset()) | frozenset(others)
         self.files = tuple(files)
 
     async def read_stacks(self, member: tuple[int, int], *, within: float) -> PythonThreads:
@@ -229,6 +232,7 @@ class ScriptedWorld:
             look_at_port=self._look_at_port,
             prove_release=self._prove_release,
             list_segments=self._list_segments,
+            look_elsewhere=self._look_elsewhere,
             patience_learned=self._patience_learned,
             note_good_start=self._note_good_start,
         )
@@ -262,6 +266,9 @@ class ScriptedWorld:
 
     async def _list_segments(self) -> tuple[Segment, ...]:
         return ()
+
+    async def _look_elsewhere(self, _launch: Launch) -> Elsewhere:
+        return Elsewhere()
 
     async def _prove_release(self, **_facts: Any) -> Release:
         return self._script.release

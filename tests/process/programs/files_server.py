@@ -1,15 +1,18 @@
 """A program that has files. Arguments: a folder for what it says, then KIND or KIND=PATH …
 
-When it has everything it writes {kind: path} to FOLDER/made. ``later`` and ``later_listens`` are made on SIGUSR1.
+When it has everything it writes {kind: path} to FOLDER/made. ``later`` and ``later_listens`` are made on SIGUSR1, and
+``last`` on SIGTERM, which then ends nothing.
 """
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -47,6 +50,10 @@ def shared(path=None):
 
 
 def later(path=None):
+    return shared(path)
+
+
+def last(path=None):
     return shared(path)
 
 
@@ -113,6 +120,63 @@ def datagram():
     return path
 
 
+def baton(path):
+    """Build an extension as torch does: FileBaton.try_acquire, and killed before its release."""
+    KEPT.append(os.open(path, os.O_CREAT | os.O_EXCL))
+    return path
+
+
+def reads(path):
+    KEPT.append(os.open(path, os.O_RDONLY))
+    return path
+
+
+def flock(path):
+    KEPT.append(os.open(path, os.O_RDWR | os.O_CREAT))
+    fcntl.flock(KEPT[-1], fcntl.LOCK_EX)
+    return path
+
+
+def unlocked(path):
+    """What a lock of the kernel's is when it is free again: a file that somebody has open."""
+    flock(path)
+    fcntl.flock(KEPT[-1], fcntl.LOCK_UN)
+    return path
+
+
+def store(path):
+    """Meet in a file as torch's FileStore does: every operation opens, locks, writes and closes it."""
+    for number in range(3):
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(b"rank %d" % number)
+    return path
+
+
+def operation(path):
+    """Be in the middle of an operation on it."""
+    KEPT.append(store(path).open("ab"))
+    return path
+
+
+def inherited(path=None):
+    """As vLLM's worker on a CPU: its children inherit the name."""
+    path = path or Path(tempfile.gettempdir(), f"vllm_dist_{secrets.token_hex(16)}")
+    env = {**os.environ, "VLLM_DIST_IDENT": store(path).name}
+    KEPT.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"], env=env))
+    return path
+
+
+def named(path):
+    """As vLLM's worker on a CPU: the shared memory of its ranks has the name."""
+    MADE["memory"] = str(shared(create(SHM / f"{store(path).name}-tp:0-[0-1]-cpushm_0")))
+    return path
+
+
+def pool(path):
+    return shared(create(path))
+
+
 def make(word):
     kind, _, path = word.partition("=")
     MADE[kind] = str(globals()[kind](*([Path(path)] if path else [])))
@@ -126,16 +190,18 @@ def say():
 def main():
     words = sys.argv[2:]
     for word in words:
-        if not word.startswith("later"):
+        if not word.startswith(("later", "last")):
             make(word)
 
-    def on_signal(*_):
-        for word in words:
-            if word.startswith("later"):
-                make(word)
+    def on_signal(number, _):
+        kind = "later" if number == signal.SIGUSR1 else "last"
+        for word in [word for word in words if word.startswith(kind)] or [kind]:
+            make(word)
         say()
 
     signal.signal(signal.SIGUSR1, on_signal)
+    if "last" in words:
+        signal.signal(signal.SIGTERM, on_signal)
     say()
     ends = time.monotonic() + 120
     while time.monotonic() < ends:

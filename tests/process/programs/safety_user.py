@@ -96,6 +96,7 @@ async def give_the_pid_of_a_member_away(*, kill_guardian):
                     await anyio.sleep(0.01)
         os.kill(member, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{member}").exists())
+        time.sleep(0.02)  # a start time is told to the hundredth of a second, and forks come faster than that
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(member - 1))
         heir = subprocess.Popen(["/bin/sleep", "60"])
         stopped = await server.stop(grace=0.2)

@@ -13,6 +13,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 FOLDER = Path(sys.argv[1])
+KEPT = []
 ENDS = time.monotonic() + 120  # nothing of a failed test may run for ever
 
 
@@ -80,6 +81,48 @@ def empty():
 def stopped():
     stand("stopped")
     os.kill(os.getpid(), signal.SIGSTOP)
+    wait()
+
+
+def headless():
+    """End the first thread and live on in another: /proc calls the process a zombie, and shows nothing of it."""
+    import ctypes
+    import mmap
+    import secrets
+    import threading
+
+    os.setsid()
+    if os.fork() == 0:
+        ignore_term()
+        path = Path("/dev/shm", f"psm_{secrets.token_hex(6)}")
+        with path.open("w+b") as file:
+            file.truncate(4096)
+            KEPT.append(mmap.mmap(file.fileno(), 0))
+        (FOLDER / "headless-shm").write_text(path.name)
+        threading.Thread(target=wait).start()
+        stand("headless")
+        ctypes.CDLL(None).pthread_exit(0)
+
+
+def unreaped():
+    """Never wait for the child that has ended."""
+    if os.fork() == 0:
+        os._exit(0)
+    stand("unreaped")
+    wait()
+
+
+def asked():
+    """Say that SIGTERM came, take a moment, and end."""
+
+    def end(*_):
+        stand("asked-heard")
+        time.sleep(0.6)
+        stand("asked-done")
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    stand("asked")
     wait()
 
 

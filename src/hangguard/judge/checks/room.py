@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from hangguard.facts import Check, LockFile, Room, Unseen
+from hangguard.facts import Check, EarlierRun, LockFile, Room, Unseen
 from hangguard.judge.checks.ground import GIB, MIB, Ground, size, unseen
 from hangguard.judge.patience import STALE
 
@@ -44,7 +44,7 @@ def earlier_runs(ground: Ground) -> Iterator[Check]:
                 answer="poor",
                 found=f"run {run.run_id} has no guardian any more, and left {who}{more}",
                 means="they hold what they held: memory, GPUs, a port",
-                helps=f"kill {' '.join(str(pid) for pid, _ in run.members)}",
+                helps=_clean(run),
             )
         else:
             yield Check(
@@ -52,9 +52,17 @@ def earlier_runs(ground: Ground) -> Iterator[Check]:
                 answer="poor",
                 found=f"run {run.run_id} left {', '.join(run.files[:3])}"
                 + (f" and {len(run.files) - 3} more" if len(run.files) > 3 else ""),
+                means="it takes memory until somebody removes it",
+                helps=_clean(run),
             )
     if not runs:
         yield Check(what="earlier runs", answer="good", found="none left anything")
+
+
+def _clean(run: EarlierRun) -> str:
+    """Return what shows what there is, and how to end it; by its path, for it may lie in another place than usual."""
+    is_usual = run.path.endswith(f"/hangguard/runs/{run.run_id}")
+    return f"hangguard clean {run.run_id if is_usual else shlex.quote(run.path)}"
 
 
 def locks(ground: Ground) -> Iterator[Check]:

@@ -25,7 +25,7 @@ def workers(ground: Ground) -> Iterator[Check]:
 
 
 def processes(ground: Ground) -> Iterator[Check]:
-    """Whether the processes of others are seen. Those of the server always are: the guardian is their parent."""
+    """Whether the processes of others are seen. Those of the server are, as long as they stay this user's."""
     rights = ground.seen.permissions
     if isinstance(rights, Unseen):
         yield Check(
@@ -41,7 +41,8 @@ def processes(ground: Ground) -> Iterator[Check]:
             what="processes",
             answer="poor",
             found=f"/proc hides those of other users ({rights.hides_processes})",
-            loses="who holds a port, a lock or a GPU, where that is another user",
+            loses="who holds a port, a lock or a GPU, where that is another user; and a server that runs as another "
+            "(sudo): nothing is called a hang then",
             helps="mount -o remount,hidepid=0 /proc",
         )
     else:

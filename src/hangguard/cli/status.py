@@ -1,0 +1,100 @@
+"""``hangguard status``: how a run stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+import anyio
+
+from hangguard.cli.exits import ASKED, LOST, UNPROVED
+from hangguard.cli.outside import ask_outside
+from hangguard.errors import NoAnswer, NoSuchServer, RunOver
+from hangguard.facts import RunStatus, Unseen
+from hangguard.redact import clean_text, redact
+from hangguard.report.text import duration
+from hangguard.supervision.living import read_known
+from hangguard.supervision.machine import in_time
+from hangguard.supervision.reattach import AsyncReattachment
+
+WITHIN = 20.0
+"""Seconds for all of it. A supervisor answers at once, or is given 5; one that is dead is looked after from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusOptions:
+    """The command line of ``hangguard status``, checked by click."""
+
+    run: str
+    run_dir: str | None = None
+    as_json: bool = False
+
+
+def run_status(options: StatusOptions) -> int:
+    """Ask, print, return the exit code."""
+    return ask_outside(lambda: _status(options))
+
+
+async def _status(options: StatusOptions) -> int:
+    with anyio.fail_after(WITHIN):
+        status, code = await _asked(options)
+    if options.as_json:
+        document = {"schema": 1, **asdict(status), "exit_code": code}
+        print(json.dumps(redact(document), indent=1, ensure_ascii=True))
+    else:
+        for line in lines_of(status):
+            print(clean_text(redact(line)))
+    return code
+
+
+async def _asked(options: StatusOptions) -> tuple[RunStatus, int]:
+    try:
+        async with AsyncReattachment(options.run, options.run_dir) as run:
+            return await run.status(), ASKED
+    except NoAnswer as silent:
+        return await _noted(options, str(silent)), UNPROVED
+    except RunOver as over:
+        return await _noted(options, str(over)), LOST
+
+
+async def _noted(options: StatusOptions, note: str) -> RunStatus:
+    """Return what the state file says."""
+    known = await in_time("state file", lambda: read_known(options.run, options.run_dir), within=5.0)
+    if isinstance(known, Unseen):
+        raise NoSuchServer(f"The run {options.run} cannot be looked at: {known.reason}")
+    state = replace(known[1], files=(), shm_before=())
+    return RunStatus(state=state, told_by="state file", note=note)
+
+
+def lines_of(status: RunStatus) -> Iterator[str]:
+    """Yield one fact a line: a stable word, and what there is to say."""
+    state = status.state
+    yield f"run {state.run_id}"
+    yield f"stage {state.stage}"
+    yield f"told by {status.told_by}"
+    if state.url:
+        yield f"url {state.url}"
+    if state.verdict:
+        kind = f" ({state.kind})" if state.kind else ""
+        yield f"verdict {state.verdict}{kind}{f': {state.why}' if state.why else ''}"
+    if state.phase:
+        yield f"phase {state.phase}"
+    if status.still_for >= 1.0:
+        yield f"still {duration(status.still_for)}"
+    if status.unseen:
+        yield f"unseen {'; '.join(status.unseen)}"
+    yield f"attempt {state.attempt}"
+    for past in status.history:
+        kind = f" ({past.kind})" if past.kind else ""
+        yield f"before attempt {past.number}: {past.verdict}{kind} in {past.phase}{f': {past.why}' if past.why else ''}"
+    for change in state.changes:
+        yield f"changed {change}"
+    if state.root is not None:
+        yield f"pid {state.root[0]}"
+    if state.outcome:
+        yield f"outcome {state.outcome}"
+    for left in state.left_behind:
+        yield f"left {left}"
+    if status.note:
+        yield f"note {' '.join(status.note.split())}"
