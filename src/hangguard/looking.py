@@ -111,7 +111,7 @@ def clean_up(
     :param run: the id of a run, the beginning of one, or the path of its folder; ``None``: all that left something.
     :param run_dir: where the runs have their folders; ``None``: in the user's state folder.
     :param within: seconds for all of it.
-    :param cleaners: what cleans, in order; ``None``: :data:`hangguard.act.cleanup.CLEANERS`.
+    :param cleaners: what cleans, in order; ``None``: ``hangguard.act.cleanup.CLEANERS``.
 
     Raises :class:`NoSuchRun` where no run, or more than one, has this name, or none can be looked at.
     """

@@ -270,7 +270,7 @@ the temp folder. The names of the last three are in ``hangguard/elsewhere.py``."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldFile:
-    """Something with a name that a member was seen to have, and that is there: see :data:`FileKind`.
+    """Something with a name that a member was seen to have, and that is there: see ``FileKind``.
 
     (``device``, ``inode``) is its identity; of a socket and a lock ``made_ns`` belongs to it.
     """
