@@ -382,6 +382,47 @@ def test_a_scheduler_killed_in_its_start_is_named_and_not_what_the_main_process_
     assert found.why.startswith("sglang::scheduler (pid 20) ended by signal 9")
 
 
+SPAWNED = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=7) --multiprocessing-fork"
+DETOKENIZER_KILLED = (
+    "[2026-11-30 04:28:10] Subprocess detokenizer (pid=21) crashed with exit code -9. Triggering SIGQUIT.",
+    "[2026-11-30 04:28:10] SIGQUIT received. signum=None, frame=None. It usually means one child failed.",
+)
+
+
+@pytest.mark.parametrize("title", ["sglang::detokenizer", SPAWNED])
+def test_whom_the_server_says_that_it_found_dead_is_named_and_not_whom_it_then_killed(title):
+    """As SGLang 0.5.23, whose main process then kills its scheduler too."""
+    told = told_by(DETOKENIZER_KILLED, SGLANG)
+    departed = (gone("sglang::scheduler", -9), gone(title, -9, 21))
+    found = reason_of(end(-9), told, departed, root=ROOT, oom_kills=0, was_ready=True, rules=SGLANG)
+    assert found.reason == "crash"
+    assert "(pid 21) ended by signal 9" in found.why
+
+
+def test_one_that_was_killed_before_it_had_a_title_is_named_where_the_server_says_that_one_died():
+    line = "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a"
+    departed = (gone("python -c from multiprocessing.resource_tracker import main", -9, 20), gone(SPAWNED, -9, 21))
+
+    def why(*lines):
+        told = told_by(lines, SGLANG)
+        return reason_of(end(-9), told, departed, root=ROOT, oom_kills=0, was_ready=False, rules=SGLANG).why
+
+    assert "(pid 21) ended by signal 9" in why(line)
+    assert "(pid 21)" not in why("Scheduler hit an exception: RuntimeError: no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("exception", "reason"),
+    [("BrokenPipeError: [Errno 32] Broken pipe", "signal"), ("RuntimeError: no such kernel", "crash")],
+)
+def test_a_scheduler_that_only_misses_its_killed_main_process_has_not_ended_it(exception, reason):
+    """As SGLang 0.5.23, killed while it imports: its scheduler comes to its end of the pipe, and lives that long."""
+    told = told_by((f"Scheduler hit an exception: {exception}",), SGLANG)
+    assert told
+    found = reason_of(end(-9), told, (), root=ROOT, oom_kills=0, was_ready=False, rules=SGLANG)
+    assert found.reason == reason
+
+
 def test_the_same_words_after_an_exception_leave_the_kill_to_the_server_itself():
     told = told_by(LOAD_FAILED, VLLM)
     departed = (gone("VLLM::Worker", -9, 21), gone("VLLM::EngineCore", 1))

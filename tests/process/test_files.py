@@ -29,7 +29,7 @@ from hangguard import Limits, held, supervise
 from hangguard.act import _lease, _tree
 from hangguard.act.files import clear_files
 from hangguard.facts import NOT_ASKED, Ask, HeldFiles, Tree, Unseen
-from hangguard.observe import Shared
+from hangguard.observe import Shared, held_files
 from hangguard.observe.held_files import HeldFilesProbe, _named_sockets
 from hangguard.run_state import list_runs
 
@@ -619,7 +619,7 @@ def test_whoever_connects_to_a_named_socket_is_no_new_one(tmp_path):
 
 
 async def test_a_member_whose_memory_map_is_locked_is_named_and_hides_nobody_else(start, monkeypatch):
-    stuck, _ = start("shared")
+    stuck, stuck_made = start("shared")
     other, made = start("shared")
     over, read = threading.Event(), held._read
 
@@ -638,6 +638,14 @@ async def test_a_member_whose_memory_map_is_locked_is_named_and_hides_nobody_els
         assert [reason.partition(":")[0] for reason in seen.left_out] == [f"pid {stuck.pid}"]
         again = await look(stuck.pid, other.pid, probe=probe)
         assert "locked" in again.left_out[0]
+        # Locked for one busy moment and not for ever: then what it has is seen, without anybody asking.
+        over.set()
+        await until(lambda: not any(reader.is_busy for reader in probe._left_behind.values()))
+        monkeypatch.setattr(held_files, "_AGAIN_AFTER", 0.0)
+        seen = await look(stuck.pid, other.pid, ask=Ask(), probe=probe)
+        assert str(stuck_made["shared"]) in {file.path for file in seen.files}
+        assert seen.left_out == ()
+        assert await look(stuck.pid, other.pid, ask=Ask(), probe=probe) == NOT_ASKED
     finally:
         over.set()
         await probe.aclose()

@@ -35,7 +35,8 @@ $ nox -s real-full
 look*: what it said, and how long the whole program took, on a machine that the server keeps busy too. *Release*: what
 the proof said, and how many names of shared memory and of sockets hangguard itself removed; *unseen*: how many
 were made in the last five seconds before their owner was killed, and stay, because nobody knows whose they were; *in
-TMPDIR*: how many files the engine left in the temporary folder. *Run*: when, and with which version of the engine.
+TMPDIR*: how many files the engine left in the temporary folder, of which the release lists the one where the workers of
+vLLM have met. *Run*: when, and with which version of the engine.
 
 | | fault | verdict | phase | first suspect | seconds | one look | release | run |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |

@@ -311,6 +311,8 @@ def _must_be_gone(watch):
     watch.left_in_temp = belongings.files_left(bystander)
     pattern = LEFT_IN_TEMP[watch.launch.engine]
     assert all(pattern.fullmatch(name) for name in watch.left_in_temp), watch.left_in_temp
+    meetings = {str(watch.temp / name) for name in watch.left_in_temp if name.startswith("vllm_dist_")}
+    assert watch.release.unattributed_unseen or meetings <= set(watch.release.unattributed_files), watch.release
 
 
 def _must_be_proved(release):

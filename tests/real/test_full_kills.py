@@ -135,7 +135,9 @@ async def test_s7_a_member_killed_is_named(sglang, table, phase, role):
         victim = await until_seen(watch, lambda: sglang_member(watch, role))
         watch.kill(victim)
         ended = await watch.until_over()
-    assert (ended.verdict, ended.phase) in {("exited", phase), ("broken", phase)}, ended
+    # While it starts, the main process waits for the scheduler only: it finds another one dead when it serves.
+    untold = (role, phase) == ("detokenizer", "import")  # no title yet: a helper, as far as anybody can see
+    assert ended.phase == phase or (untold and ended.phase == "warm-up"), ended
     assert f"{victim.pid}" in ended.why, ended
     table.add(f"S7 {role}, {phase}", f"SIGKILL of the {role} in {phase}", watch, ended)
 

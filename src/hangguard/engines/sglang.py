@@ -188,13 +188,14 @@ _SYMPTOMS = (
         r"|\bwatchdog timeout \("
         r"|Initialization failed\."
         r"|scheduler died during initialization"
-        r"|Subprocess \S+ \(pid=\d+\) crashed with exit code"
         r"|Rank \d+ scheduler is dead"
         r"|Capture cuda graph failed"
         r"|Received sigquit from a child process"
         r"|SIGQUIT received\.",
         reason="crash",
     ),
+    # utils/watchdog.py: it says whom it found dead, and then kills all the others itself
+    Symptom(pattern=r"Subprocess \S+ \(pid=(?P<pid>\d+)\) crashed with exit code", reason="crash"),
     # managers/tokenizer_manager.py, 0.5.23
     Symptom(pattern=r"SIGTERM received\..* Draining requests and shutting down", reason="asked-to-stop"),
 )

@@ -132,7 +132,7 @@ def reason_of(
     departed = tuple(d for d in departed if d.pid not in _sent_away(told))
     told = tuple(t for t in told if t.reason not in {ASKED_TO_STOP, SENT_AWAY})
     evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
-    killed = first_killed(departed, root, rules)
+    killed = _told_dead(told, departed) or first_killed(departed, root, rules) or _untitled(told, departed)
     code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
     if kills := _oom_kills(code, told, killed, oom_kills, cgroup_oom_kills):
         who = name_of(killed) if killed is not None else "the launched process"
@@ -156,6 +156,8 @@ def reason_of(
         return Ending("unknown", f"the exit code could not be seen: {code.reason}", evidence=evidence)
     # vLLM says such words when it is sent away too, and ends with 0 both then and when its engine core was killed.
     asked = code in {0, -signal.SIGTERM, -signal.SIGINT}
+    if told and -code in OUTSIDE_SIGNALS and all(map(_only_points, told)):
+        return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)  # they only missed it
     if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
     if asked and asked_to_stop is not None:
@@ -194,6 +196,22 @@ def first_killed(departed: tuple[Departed, ...], root: tuple[int, int] | None, r
         if _SPAWNED.search(member.title):
             young = member
     return None
+
+
+def _told_dead(told: tuple[Told, ...], departed: tuple[Departed, ...]) -> Departed | None:
+    """Return whom the launched process says that it found dead. The others are killed by itself after that."""
+    named = {t.pid for t in told if t.pid is not None}
+    return next((member for member in departed if member.pid in named and member.exit_code != 0), None)
+
+
+def _untitled(told: tuple[Told, ...], departed: tuple[Departed, ...]) -> Departed | None:
+    """Return the first that was killed before it had a title, where the launched process says that one of them died."""
+    if not any(map(_tells_a_death, told)):
+        return None
+    killed = (
+        d for d in departed if isinstance(d.exit_code, int) and d.exit_code < 0 and d.exit_code != -signal.SIGTERM
+    )
+    return next((member for member in killed if _SPAWNED.search(member.title)), None)
 
 
 def name_of(member: Departed) -> str:

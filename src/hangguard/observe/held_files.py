@@ -22,7 +22,7 @@ _AGAIN_AFTER = 2.0
 _BUILDS_AGAIN_AFTER = 10.0
 """The same while compilers run among the members: one build after the other, each with a lock of its own."""
 _A_MEMBER_WITHIN = 1.0
-"""Seconds that one member may hold up the look; its memory map may be locked for ever."""
+"""Seconds that one member may hold up the look; its memory map may be locked for ever, or for one busy moment."""
 _OTHERS_WITHIN = 2.0
 """Seconds for the look at everybody else, who may write to something new of the members too."""
 _MOST_LEFT_BEHIND = 4
@@ -53,7 +53,8 @@ class HeldFilesProbe:
         self._names = Lane("shared memory")
         self._reader = Lane("held files")
         self._strangers = Lane("who else")
-        self._left_behind: dict[Identity, str] = {}
+        self._left_behind: dict[Identity, Lane] = {}
+        """Who holds up a reader, and which: once that one has come back, its member is looked at again."""
         self._stuck_others: frozenset[Identity] = frozenset()
         self._known: dict[tuple[Any, ...], HeldFile] = {}
         self._others: frozenset[held.FileId] = frozenset()
@@ -74,7 +75,8 @@ class HeldFilesProbe:
             there = await self._names.ask(lambda: _named(self._folder), within=self._within / 4)
             if isinstance(there, Unseen):
                 return there
-            if not ask.files and not builds and settled is not None and there <= settled:
+            is_settled = settled is not None and there <= settled and not self._come_back()
+            if not ask.files and not builds and is_settled:
                 return NOT_ASKED
             self._looked_at, self._built = time.monotonic(), builds
             seen = await self._look()
@@ -99,6 +101,10 @@ class HeldFilesProbe:
             self._built = False
         return has_compilers and (not self._built or time.monotonic() - self._looked_at >= _BUILDS_AGAIN_AFTER)
 
+    def _come_back(self) -> set[Identity]:
+        """Return whose maps were locked and are no more: what they have made since then was seen by nobody."""
+        return {who for who, reader in self._left_behind.items() if not reader.is_busy}
+
     async def aclose(self) -> None:
         """Let the threads go."""
         self._names.close()
@@ -110,11 +116,16 @@ class HeldFilesProbe:
         if isinstance(tree, Unseen):
             return Unseen(f"the members are unseen: {tree.reason}")
         members = {member.identity: None for member in tree.members}
-        self._left_behind = {who: why for who, why in self._left_behind.items() if who in members}
+        back = self._come_back()
+        self._left_behind = {
+            who: reader for who, reader in self._left_behind.items() if who in members and who not in back
+        }
         look = held.Look(
             (who for who in members if who not in self._left_behind), folder=self._folder, elsewhere=self._elsewhere
         )
-        left_out = [f"pid {pid}: {why}" for (pid, _), why in self._left_behind.items()]
+        left_out = [
+            f"pid {pid}: its memory map was locked when it was looked at before" for pid, _ in self._left_behind
+        ]
         await self._read(look)
         self._add(look.found)
         self._saw_all = not self._left_behind and not look.unread
@@ -152,7 +163,7 @@ class HeldFilesProbe:
             who = look.at
             look.skip(done.reason)
             if who is not None:
-                self._left_behind[who] = "its memory map was locked when it was looked at before"
+                self._left_behind[who] = self._reader
             if who is None or len(self._left_behind) > _MOST_LEFT_BEHIND or time.monotonic() >= ends_at:
                 look.left_out += [] if who is not None else [done.reason]
                 return

@@ -43,7 +43,7 @@ class Lane:
         was cancelled, is dropped; until it comes, every further question is answered with its age.
         """
         last = self._last
-        if last is not None and not last.is_over:
+        if last is not None and self.is_busy:
             return Unseen(f"still busy with an earlier look for {time.monotonic() - last.since:.0f} s")
         if self._closed:
             return Unseen("no longer looking")
@@ -61,6 +61,11 @@ class Lane:
         finally:
             asked.is_awaited = False
         return asked.answer() if asked.is_answered else Unseen(f"no answer within {within:.3g} s")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its thread has not come back yet from the last question."""
+        return self._last is not None and not self._last.is_over
 
     def close(self) -> None:
         """Let the thread end when it comes back. Never waits for it."""
