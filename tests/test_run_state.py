@@ -194,3 +194,19 @@ def test_its_numbers_mean_something_only_where_they_were_noted(folder, changed, 
     said = why_elsewhere(state, here)
     assert says in said
     assert bool(said) == bool(says)
+
+
+def test_a_state_that_is_replaced_while_it_is_read_is_whole(folder, monkeypatch):
+    write_state(folder, state_of(folder))
+    fstat = os.fstat
+
+    def replaced(file):
+        monkeypatch.setattr(os, "fstat", fstat)
+        opened = fstat(file)  # of the folder, which is looked at first
+        monkeypatch.setattr(
+            os, "fstat", lambda file: (write_state(folder, state_of(folder, stage="ready")), fstat(file))[1]
+        )
+        return opened
+
+    monkeypatch.setattr(os, "fstat", replaced)
+    assert isinstance(read_run(folder.path).state, RunState)

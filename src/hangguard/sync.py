@@ -8,6 +8,7 @@ hang, and leaving the block does nothing there.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
@@ -320,12 +321,14 @@ class Supervision(AsyncSupervision):
     _leave_now: anyio.Event | None = None
     _handle: Server | None = None
     _closed = False
+    _portal_is_over = False
 
     def __enter__(self) -> Server:
         """Start the server; return when it has answered. See :func:`supervise` for what it raises."""
         if self._owner is not None or self._server is not None:
             raise entered_before()
         self._owner = os.getpid()
+        self._ending_portal = threading.Lock()
         self._portal_context = blocking_portal()
         self._portal = self._portal_context.__enter__()
         entered: Future[AsyncServer] = Future()
@@ -387,12 +390,19 @@ class Supervision(AsyncSupervision):
                 self.hurry()
         if self._handle is not None:
             self._handle._over = True  # noqa: SLF001 - the two are one
-        self._portal_context.__exit__(None, None, None)
+        self._end_portal()
         failure = self._block.exception()
         if interrupted is not None:
             raise interrupted
         if failure is not None and error is None:
             raise failure
+
+    def _end_portal(self) -> None:
+        """End the event loop, once: whoever starts and whoever closes may be two threads."""
+        with self._ending_portal:
+            if not self._portal_is_over:
+                self._portal_is_over = True
+                self._portal_context.__exit__(None, None, None)
 
     def _begin_to_leave(self) -> None:
         if self._leave_now is not None:
