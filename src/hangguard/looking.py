@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
+from hangguard.act.cleaners import Cleaner
 from hangguard.act.cleanup import WITHIN as CLEAN_WITHIN
-from hangguard.act.cleanup import Cleaner, aclean_up
+from hangguard.act.cleanup import aclean_up
 from hangguard.engines.base import Engine
 from hangguard.errors import WrongProcess
 from hangguard.facts import CleanupReport, Diagnosis, Launch, Limits, Preflight, Release, Sample, Verdict
@@ -111,7 +112,7 @@ def clean_up(
     :param run: the id of a run, the beginning of one, or the path of its folder; ``None``: all that left something.
     :param run_dir: where the runs have their folders; ``None``: in the user's state folder.
     :param within: seconds for all of it.
-    :param cleaners: what cleans, in order; ``None``: ``hangguard.act.cleanup.CLEANERS``.
+    :param cleaners: what cleans, in order; ``None``: ``hangguard.act.cleaners.CLEANERS``.
 
     Raises :class:`NoSuchRun` where no run, or more than one, has this name, or none can be looked at.
     """

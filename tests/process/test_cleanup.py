@@ -17,7 +17,8 @@ from test_sysv import remove  # noqa: F401 - fixture
 
 import hangguard
 from hangguard import NoSuchRun, clean_up
-from hangguard.act import _tree
+from hangguard.act import _tree, cleaners
+from hangguard.act.cleaners import CLEANERS
 from hangguard.facts import Unseen
 from hangguard.observe import sysv
 from hangguard.observe.sysv import parse_segments
@@ -258,9 +259,24 @@ def test_the_name_of_a_socket_goes_and_one_that_somebody_is_bound_to_stays(made)
 # ---------------------------------------------------------------------------------------- the order
 
 
-def test_a_cleaner_that_fails_keeps_no_other_from_its_turn_and_is_said(made, caplog):
-    from hangguard.act.cleanup import CLEANERS
+def test_while_nobody_knows_whether_a_member_lives_nothing_of_theirs_is_removed(made, in_shm, monkeypatch):
+    path = made.file()
+    in_shm(path)
 
+    async def broken(cleaning):
+        raise RuntimeError("the ending failed in the middle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaners, "_end", broken)
+        report = clean_up(str(made.path), really=True)
+    assert report.items[0].answer == "unknown"
+    assert next((item.name, item.answer) for item in report.items if item.what == "file") == (str(path), "left")
+    assert path.exists()
+    assert cleaned(made).answer == "released"
+    assert not path.exists()
+
+
+def test_a_cleaner_that_fails_keeps_no_other_from_its_turn_and_is_said(made, caplog):
     async def broken(cleaning):
         raise RuntimeError("no")
 

@@ -56,7 +56,7 @@ def test_what_cannot_be_ended_is_said_and_is_12(tmp_path, keep):  # noqa: F811
     made = Made(tmp_path / "runs", keep)
     program = (
         "import sys; from hangguard.act import _tree; _tree.send = lambda *_: False; _tree.SETTLE = 0.2\n"
-        "from hangguard.act import cleanup; cleanup.GRACE = 0.2\n"
+        "from hangguard.act import cleaners; cleaners.GRACE = 0.2\n"
         "from hangguard.cli.app import invoke; sys.exit(invoke(sys.argv[1:]))"
     )
     file = made.file()

@@ -15,7 +15,7 @@ from hangguard import held
 from hangguard.act import _lease, _tree
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.observe.procfs import read_title
 
 T = TypeVar("T")
@@ -36,13 +36,10 @@ async def clear_files(files: Iterable[held.Plain], *, really: bool = True) -> tu
     asked = list(files)
     if not asked:
         return ()
-    lane = Lane("removal")
     try:
-        answers = await lane.ask(lambda: _clear(asked, really=really), within=CLEAR_WITHIN + 1.0)
+        answers = await in_time("removal", lambda: _clear(asked, really=really), within=CLEAR_WITHIN + 1.0)
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         answers = Unseen(f"it could not be asked: {type(problem).__name__}: {problem}")
-    finally:
-        lane.close()
     if isinstance(answers, Unseen):
         answers = [_lease.answer_of(file, None, answers.reason) for file in asked]
     return as_removed(answers)
@@ -87,13 +84,10 @@ async def holders_of(files: Iterable[tuple[int, int]]) -> dict[tuple[int, int], 
 
 
 async def _asked(question: Callable[[], T]) -> T | None:
-    lane = Lane("holders")
     try:
-        answer = await lane.ask(question, within=HOLDERS_WITHIN)
+        answer = await in_time("holders", question, within=HOLDERS_WITHIN)
     except OSError:
         return None
-    finally:
-        lane.close()
     return None if isinstance(answer, Unseen) else answer
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from hangguard.act.leftovers import still_there
 from hangguard.facts import Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.run_state import STATE, read_run, this_place, why_elsewhere
 from hangguard.store import CONTROL, MARKER, RUN_ID, SUPERVISOR_LOG, RunFolder, mark_of
 
@@ -51,14 +51,11 @@ async def delete_old_runs(folder: RunFolder) -> None:
     home = folder.home
     if home is None:
         return
-    lane = Lane("old runs")
     try:
-        deleted = await lane.ask(lambda: delete_in(home), within=WITHIN)
+        deleted = await in_time("old runs", lambda: delete_in(home), within=WITHIN)
     except OSError as problem:
         log.info("old runs in %s are left: %s", home, problem)
         return
-    finally:
-        lane.close()
     if not isinstance(deleted, Unseen) and deleted:
         log.info("deleted the folders of %d old runs in %s: %s", len(deleted), home, ", ".join(deleted))
 

@@ -188,6 +188,8 @@ class Guarded:
         self._remembered: set[Identity] = set()
         self._proofs: dict[Identity, str] = {}
         self._files: dict[tuple[Any, ...], held.Plain] = {}
+        self._files_as_facts: tuple[HeldFile, ...] | None = ()
+        """The same; ``None``: to be made again. The state file asks for it every second, and there may be thousands."""
         self._elsewhere = elsewhere
         self.shm_before: frozenset[tuple[int, int]] | None = None
         """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
@@ -217,7 +219,9 @@ class Guarded:
     @property
     def files(self) -> tuple[HeldFile, ...]:
         """Return what members were seen to have, and could leave."""
-        return tuple(HeldFile(**file) for file in self._files.values())
+        if self._files_as_facts is None:
+            self._files_as_facts = tuple(HeldFile(**file) for file in self._files.values())
+        return self._files_as_facts
 
     async def wait_exit(self) -> Exit:
         """Wait until the launched process has ended."""
@@ -249,7 +253,8 @@ class Guarded:
         plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self.shm_before)}
         new = [file for key, file in plain.items() if key not in self._files]
         gone = [file for key, file in self._files.items() if key not in plain]
-        self._files = plain
+        if plain != self._files:
+            self._files, self._files_as_facts = plain, None
         if (new or gone or not_ours) and self.guardian_alive:
             told = {"new": _lease.carried(new), "gone": _lease.carried(gone), "others": sorted(not_ours)}
             self._link.post({"do": "files", **told})
@@ -539,6 +544,7 @@ class Guarded:
         for file in others.settled(look.found):
             if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file
+        self._files_as_facts = None
         return tuple(look.left_out[:16])
 
     def _hidden_members(self) -> list[dict[str, Any]]:

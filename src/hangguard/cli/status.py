@@ -12,10 +12,10 @@ from hangguard.cli.exits import ASKED, LOST, UNPROVED
 from hangguard.cli.outside import ask_outside
 from hangguard.errors import NoAnswer, NoSuchServer, RunOver
 from hangguard.facts import RunStatus, Unseen
+from hangguard.observe.lane import in_time
 from hangguard.redact import clean_text, redact
 from hangguard.report.text import duration
 from hangguard.supervision.living import read_known
-from hangguard.supervision.machine import in_time
 from hangguard.supervision.reattach import AsyncReattachment
 
 WITHIN = 20.0

@@ -13,6 +13,10 @@ from hangguard.facts.known import Unseen
 from hangguard.facts.seen import FileKind
 
 
+def _as_named(pid: int, title: str) -> str:
+    return f"pid {pid} ({title or '?'})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
     """A member that is still there after SIGKILL."""
@@ -28,7 +32,7 @@ class Survivor:
         where = f", in {self.wait_channel}" if self.wait_channel else ""
         return CleanupItem(
             what="process",
-            name=f"pid {self.pid} ({self.title or '?'})",
+            name=_as_named(self.pid, self.title),
             whose="ours",
             proof=proof,
             answer="left",
@@ -60,7 +64,7 @@ class EndedProcess:
             done = "would be ended: SIGTERM, then SIGKILL"
         return CleanupItem(
             what="process",
-            name=f"pid {self.pid} ({self.title or '?'})",
+            name=_as_named(self.pid, self.title),
             whose="ours",
             proof=self.proof,
             answer="gone",
@@ -89,7 +93,7 @@ class Daemon:
         """Return it as an item of a cleaning: somebody else's, and left running."""
         return CleanupItem(
             what="daemon",
-            name=f"pid {self.pid} ({self.title or '?'})",
+            name=_as_named(self.pid, self.title),
             whose="somebody else's",
             proof=self.why,
             answer="left",

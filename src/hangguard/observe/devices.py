@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from hangguard.facts import Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.observe.procfs import read_bytes, read_stat, read_title
 from hangguard.observe.target import why_unseen
 
@@ -41,13 +41,10 @@ class DeviceHolders(NamedTuple):
 
 async def look_who_has_gpus_open(devices: str = DEVICES, *, within: float = WITHIN) -> DeviceHolders | Unseen:
     """Return every process that has a file open whose path matches ``devices``; our own reader of the driver not."""
-    lane = Lane("devices")
     try:
-        return await lane.ask(lambda: who_has_open(devices), within=within)
+        return await in_time("devices", lambda: who_has_open(devices), within=within)
     except OSError as problem:
         return why_unseen(problem)
-    finally:
-        lane.close()
 
 
 def who_has_open(devices: str = DEVICES) -> DeviceHolders:

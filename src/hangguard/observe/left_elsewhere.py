@@ -15,7 +15,7 @@ from hangguard.elsewhere import Elsewhere, is_pool, is_rendezvous
 from hangguard.facts import Launch, Unseen
 from hangguard.observe._presence_locks import build_folders, find_builders, find_presence_locks
 from hangguard.observe.folders import TEMP
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 
 T = TypeVar("T")
 
@@ -103,13 +103,10 @@ def appeared(elsewhere: Elsewhere) -> Appeared:
 
 
 async def _in_a_lane(look: Callable[[], T]) -> T | Unseen:
-    lane = Lane("elsewhere")
     try:
-        return await lane.ask(look, within=LOOK_WITHIN)
+        return await in_time("elsewhere", look, within=LOOK_WITHIN)
     except OSError as problem:
         return Unseen(problem.strerror or str(problem))
-    finally:
-        lane.close()
 
 
 def _has_leases(folder: str) -> bool:

@@ -11,7 +11,7 @@ import socket
 from typing import NamedTuple
 
 from hangguard.facts import Launch, Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.observe.ports import _address, _all_pids, _find, _Holder, _in_the_way, _name
 from hangguard.observe.target import why_unseen
 
@@ -55,13 +55,10 @@ async def look_at_port(launch: Launch) -> PortLeft | Unseen | None:
     """Return what is left of the port of a launch; ``None``: it answers on a unix socket, or nobody knows where."""
     if launch.socket_path is not None or not launch.port:
         return None
-    lane = Lane("port")
     try:
-        return await lane.ask(lambda: read_port_left(launch.port, launch.host), within=WITHIN)
+        return await in_time("port", lambda: read_port_left(launch.port, launch.host), within=WITHIN)
     except OSError as problem:
         return why_unseen(problem)
-    finally:
-        lane.close()
 
 
 def read_port_left(port: int, host: str, *, net: str = "/proc/net") -> PortLeft:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hangguard.facts import SharedSegment, Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 
 PATH = "/proc/sysvipc/shm"
 WITHIN = 2.0
@@ -63,11 +63,8 @@ def left_by(
 
 async def list_segments() -> tuple[Segment, ...] | Unseen:
     """Return all segments that there are now, or why they cannot be seen."""
-    lane = Lane("sysv")
     try:
-        text = await lane.ask(lambda: Path(PATH).read_text(encoding="ascii", errors="replace"), within=WITHIN)
+        text = await in_time("sysv", lambda: Path(PATH).read_text(encoding="ascii", errors="replace"), within=WITHIN)
     except OSError as problem:
         return Unseen(f"{PATH}: {problem.strerror}")
-    finally:
-        lane.close()
     return text if isinstance(text, Unseen) else parse_segments(text)

@@ -17,13 +17,13 @@ from hangguard.act.guardians import tell_to_end
 from hangguard.engines import ENGINES
 from hangguard.errors import NoSuchServer, RunOver
 from hangguard.facts import Identity, ReachedState, RunState, RunStatus, RunStopped, Unseen
+from hangguard.observe.lane import in_time
 from hangguard.run_state import write_state
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.asking import until_dead
 from hangguard.supervision.attach import AsyncAttachment, AsyncWatch, Attaching
 from hangguard.supervision.living import LivingRun, living_members
-from hangguard.supervision.machine import in_time
 from hangguard.supervision.standing import until_standing
 
 STOP_WITHIN = 60.0

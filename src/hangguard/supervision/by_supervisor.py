@@ -8,9 +8,9 @@ import anyio
 
 from hangguard.errors import GaveUp, NoAnswer
 from hangguard.facts import FoundRun, ReachedState, RunState, RunStatus, RunStopped, Unseen
+from hangguard.observe.lane import in_time
 from hangguard.run_state import read_run, read_status
 from hangguard.supervision.asking import ANSWER_WITHIN, Answers, asking, begin_asking
-from hangguard.supervision.machine import in_time
 
 STOP_WITHIN = 180.0
 """Seconds after which nobody waits for a stop any more: evidence, grace, kill and proof take 125 at most by default."""

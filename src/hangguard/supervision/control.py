@@ -21,7 +21,7 @@ import anyio
 
 from hangguard.errors import HangguardError
 from hangguard.facts import Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.redact import redact
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.attempt import first_of
@@ -97,7 +97,7 @@ class Control:
                 log.exception("the control socket is not served any more")
 
     async def _serve_in(self, folder: str) -> None:
-        made = await _in_time(lambda: listen_in(folder))
+        made = await _shielded(lambda: listen_in(folder))
         if isinstance(made, Unseen):
             text = f"this run cannot be asked or stopped from outside, it has no control socket: {made.reason}"
             self._story.run.announcer.tell(Notice(t=self._story.run.world.clock(), attempt=1, text=text))
@@ -110,7 +110,7 @@ class Control:
         finally:
             self.is_listening = False
             with anyio.CancelScope(shield=True):
-                await _in_time(lambda: unlink_in(folder, identity))
+                await _shielded(lambda: unlink_in(folder, identity))
 
     async def say_goodbye(self, outcome: str) -> None:
         """Tell those who wait that it is over, and give them a moment to hear it."""
@@ -306,17 +306,14 @@ class Control:
 # ------------------------------------------------------------------------------------------ below
 
 
-async def _in_time(question: Callable[[], T]) -> T | Unseen:
+async def _shielded(question: Callable[[], T]) -> T | Unseen:
     """Shielded: a socket that was made has somebody who removes it."""
-    lane = Lane("control socket")
     done: T | Unseen = Unseen("not asked")
     try:
         with anyio.CancelScope(shield=True):
-            done = await lane.ask(question, within=OPEN_WITHIN)
+            done = await in_time("control socket", question, within=OPEN_WITHIN)
     except OSError as problem:
         done = Unseen(problem.strerror or str(problem))
-    finally:
-        lane.close()
     return done
 
 

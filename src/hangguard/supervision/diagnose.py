@@ -31,6 +31,7 @@ from hangguard.facts import (
 from hangguard.judge import Memory, diagnose_memory, start, step
 from hangguard.judge.boards import works
 from hangguard.judge.silence import culprits_of
+from hangguard.observe.lane import in_time
 from hangguard.redact import redact, secrets_of
 from hangguard.store import tail_of
 from hangguard.supervision.advice import advice_for, missing_in, newest_stacks
@@ -38,7 +39,6 @@ from hangguard.supervision.evidence import without_bulk
 from hangguard.supervision.found import FoundServer, choose
 from hangguard.supervision.logfile import OpenLog
 from hangguard.supervision.look import Look
-from hangguard.supervision.machine import in_time
 from hangguard.supervision.watch import Watch, watching
 
 WITHIN = 13.5

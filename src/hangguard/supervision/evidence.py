@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from hangguard.facts import Attempt, HeldFiles, Judged, Launch, Sample, Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.redact import redact_argv, secrets_of
 from hangguard.store import RunFolder, tail_of
 
@@ -30,16 +30,12 @@ async def write_evidence(folder: RunFolder, attempt: Attempt, samples: tuple[Sam
         return None
     document = {"schema": 1, "attempt": as_plain(attempt), "samples": as_plain(samples)}
     known = folder.known_secrets | secrets_of(attempt.launch)
-    lane = Lane("hangguard-evidence")
+    name = f"attempt-{attempt.number}.evidence.json"
     try:
-        done = await lane.ask(
-            lambda: folder.write_json(f"attempt-{attempt.number}.evidence.json", document, known=known), within=WITHIN
-        )
+        done = await in_time("evidence", lambda: folder.write_json(name, document, known=known), within=WITHIN)
     except OSError as problem:
         log.warning("the evidence of attempt %d could not be written: %s", attempt.number, problem)
         return None
-    finally:
-        lane.close()
     if isinstance(done, Unseen):
         log.warning("the evidence of attempt %d could not be written: %s", attempt.number, done.reason)
         return None
@@ -66,13 +62,10 @@ async def read_tail(log_path: str | None) -> tuple[str, ...]:
     """Return the end of the log, or one line that says why there is none."""
     if log_path is None:
         return ("(this run has no log)",)
-    lane = Lane("hangguard-tail")
     try:
-        tail = await lane.ask(lambda: tail_of(log_path), within=WITHIN)
+        tail = await in_time("tail", lambda: tail_of(log_path), within=WITHIN)
     except OSError as problem:
         return (f"(the log cannot be read: {problem})",)
-    finally:
-        lane.close()
     return (f"(the log cannot be read: {tail.reason})",) if isinstance(tail, Unseen) else tail
 
 

@@ -24,10 +24,11 @@ from hangguard.facts import Launch, Unseen
 from hangguard.installed import versions_beside
 from hangguard.launching import read_command
 from hangguard.observe import procfs
+from hangguard.observe.lane import in_time
 from hangguard.observe.ports import who_listens
 from hangguard.observe.procfs import Stat
 from hangguard.observe.rights import Rights, rights_of
-from hangguard.supervision.machine import MOST_SERVERS, READ_WITHIN, SCAN_WITHIN, Scan, in_time, scan_machine
+from hangguard.supervision.machine import MOST_SERVERS, READ_WITHIN, SCAN_WITHIN, Scan, scan_machine
 from hangguard.supervision.places import here, is_here, on_loopback, place_of
 
 Identity = tuple[int, int]

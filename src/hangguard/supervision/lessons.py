@@ -6,7 +6,7 @@ import logging
 
 from hangguard import learned
 from hangguard.facts import Gpu, Launch, Unseen
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 
 log = logging.getLogger("hangguard")
 
@@ -23,14 +23,11 @@ async def patience_learned(launch: Launch, gpus: tuple[Gpu, ...] | Unseen) -> le
             return ()
         return learned.read_lesson(path, learned.key_of(launch, gpus, learned.driver_version())).patience
 
-    lane = Lane("hangguard-learned")
     try:
-        known = await lane.ask(read, within=WITHIN)
+        known = await in_time("learned", read, within=WITHIN)
     except OSError as problem:
         log.info("what good starts have taught cannot be read: %s", problem)
         return ()
-    finally:
-        lane.close()
     return () if isinstance(known, Unseen) else known
 
 
@@ -42,10 +39,7 @@ async def note_good_start(launch: Launch, gpus: tuple[Gpu, ...] | Unseen, still:
         if path is not None:
             learned.note_start(path, learned.key_of(launch, gpus, learned.driver_version()), still)
 
-    lane = Lane("hangguard-learned")
     try:
-        await lane.ask(note, within=WITHIN)
+        await in_time("learned", note, within=WITHIN)
     except OSError as problem:
         log.info("this good start cannot be remembered: %s", problem)
-    finally:
-        lane.close()

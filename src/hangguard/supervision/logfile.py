@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hangguard.facts import Unseen
+from hangguard.observe.lane import in_time
 from hangguard.supervision.found import FoundServer
-from hangguard.supervision.machine import READ_WITHIN, in_time
+from hangguard.supervision.machine import READ_WITHIN
 
 
 @dataclass(slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TypeVar
 
 from hangguard.engines import ENGINES
 from hangguard.engines.base import Engine
@@ -14,12 +13,10 @@ from hangguard.errors import NoSuchServer
 from hangguard.facts import Unseen
 from hangguard.judge.rules import matches
 from hangguard.observe import procfs
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.observe.procfs import Stat
-from hangguard.observe.rights import Rights
 from hangguard.redact import clean_text, redact_argv
 
-T = TypeVar("T")
 Identity = tuple[int, int]
 
 SCAN_WITHIN = 2.0
@@ -30,15 +27,6 @@ MOST_WEDGED = 6
 """Processes that keep their command line to themselves (a held memory-map lock) before we go on without the rest."""
 MOST_SERVERS = 32
 _WORDS = 64 * 1024
-
-
-async def in_time(name: str, question: Callable[[], T], *, within: float, rights: Rights | None = None) -> T | Unseen:
-    """Ask one blocking question in a thread of its own, with these rights."""
-    lane = Lane(name, rights)
-    try:
-        return await lane.ask(question, within=within)
-    finally:
-        lane.close()
 
 
 class Scan:

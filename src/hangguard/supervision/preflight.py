@@ -16,8 +16,8 @@ from hangguard.facts import Launch, Limits, Preflight, Unseen
 from hangguard.judge import rules_for
 from hangguard.judge.checks import Ground, check_all, patience_over
 from hangguard.launching import read_command
+from hangguard.observe.lane import in_time
 from hangguard.redact import redact, secrets_of
-from hangguard.supervision.machine import in_time
 from hangguard.supervision.surroundings import LookAround
 
 WITHIN = 8.0

@@ -7,10 +7,10 @@ from types import TracebackType
 
 from hangguard.errors import NoSuchRun, WrongProcess
 from hangguard.facts import ReachedState, RunStatus, RunStopped, Unseen
+from hangguard.observe.lane import in_time
 from hangguard.supervision.by_guardian import ByGuardian, WatchedEvents
 from hangguard.supervision.by_supervisor import BySupervisor, EventStream
 from hangguard.supervision.living import LivingRun, find_living
-from hangguard.supervision.machine import in_time
 
 FIND_WITHIN = 5.0
 

@@ -15,7 +15,7 @@ from hangguard.engines.base import Engine
 from hangguard.facts import Ask, Exit, Fallback, Gpu, HeldFile, Launch, Limits, Listener, Sample, Unseen
 from hangguard.learned import Stretches
 from hangguard.observe import Observer, Target
-from hangguard.observe.lane import Lane
+from hangguard.observe.lane import in_time
 from hangguard.observe.left_elsewhere import look_elsewhere
 from hangguard.observe.memory_stacks import PythonThreads
 from hangguard.observe.port_left import PortLeft, look_at_port
@@ -121,13 +121,10 @@ async def look_who_listens(launch: Launch) -> Listener | Unseen | None:
             return who_listens_at(path, cwd=launch.cwd)
         return who_listens(launch.port, host=launch.host)
 
-    lane = Lane("hangguard-port")
     try:
-        return await lane.ask(look, within=LOOK_WITHIN)
+        return await in_time("port", look, within=LOOK_WITHIN)
     except OSError as problem:
         return Unseen(str(problem))
-    finally:
-        lane.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ from hangguard.observe.earlier_runs import read_earlier_runs
 from hangguard.observe.folders import TEMP, cache_folders, download_folders
 from hangguard.observe.gpus import GpuProbe
 from hangguard.observe.host import HostProbe
+from hangguard.observe.lane import in_time
 from hangguard.observe.limits import read_limits
 from hangguard.observe.locks import LocksProbe
 from hangguard.observe.model_files import find_model
@@ -51,7 +52,6 @@ from hangguard.observe.rooms import room_at
 from hangguard.observe.target import Shared, Target, why_unseen
 from hangguard.run_state import read_run, this_place, why_elsewhere
 from hangguard.store import places_of_runs
-from hangguard.supervision.machine import in_time
 from hangguard.supervision.run import look_who_listens
 
 T = TypeVar("T")
