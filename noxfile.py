@@ -22,6 +22,7 @@ PURE_AT_ONCE = ("-n", "2", "--dist", "worksteal")
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 LOWEST = SUPPORTED[0]
 TESTED = "3.11"
+ANYWHERE = "not real and not gpu and not gpu2 and not engines_on_gpus and not long"
 NEEDS_THE_REPOSITORY = {"test_layers.py", "test_docs.py"}
 """Unit tests that are about the repository, not about the dependencies: they run in ``tests`` only."""
 
@@ -83,7 +84,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs neither an engine nor a GPU, with the newest dependencies."""
     install(session, "test", "lint")
-    session.run("pytest", "tests", "-m", "not real and not gpu and not gpu2 and not long", *AT_ONCE, *session.posargs)
+    session.run("pytest", "tests", "-m", ANYWHERE, *AT_ONCE, *session.posargs)
 
 
 @nox.session(python=PYTHONS[TESTED])

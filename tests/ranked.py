@@ -2,7 +2,8 @@
 
 ``RANKED`` is the engine that describes it, ``FAULTS`` the table of what must be said, ``tell`` runs one of them. What
 was seen goes to the folder ``HANGGUARD_RECORD``: every sample (``two-all.jsonl.gz``) and one row a fault
-(``two-rows.jsonl``). ``tests/gpu/keep_recording.py`` makes test data and a page of the documentation of both.
+(``two-rows.jsonl``; ``gpu/test_tensor_parallel.py`` keeps another series there). ``tests/gpu/keep_recording.py`` makes
+test data and a page of the documentation of both.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class Story:
     answers: list[str] = field(default_factory=list)
     """What a healthy server said, asked twice."""
     answered_at: float | None = None
+    series: str = "two"
+    """What the names of the files begin with in which it is kept."""
 
     def verdicts(self):
         return [event.verdict for event in self.events if event.event == "verdict"]
@@ -139,7 +142,7 @@ def recorded(story):
         try:
             yield
         finally:
-            _write_samples(story)
+            write_samples(story)
 
 
 def tell(name, *, folder, python=sys.executable, ranks, rank=None, limits=None, **options):
@@ -266,14 +269,17 @@ def keep(story, **more):
     """Add the row of a story to the record; return it."""
     row = row_of(story, **more)
     if folder := os.environ.get("HANGGUARD_RECORD"):
-        with open(os.path.join(folder, "two-rows.jsonl"), "a") as out:
+        with open(os.path.join(folder, f"{story.series}-rows.jsonl"), "a") as out:
             out.write(json.dumps(row) + "\n")
     return row
 
 
-def _write_samples(story):
+def write_samples(story):
+    """Add the samples of a story to the record, if there is one."""
     if folder := os.environ.get("HANGGUARD_RECORD"):
-        with gzip.open(os.path.join(folder, "two-all.jsonl.gz"), "at") as out:  # members of gzip may follow another
+        with gzip.open(
+            os.path.join(folder, f"{story.series}-all.jsonl.gz"), "at"
+        ) as out:  # members of gzip may follow another
             for sample in story.samples:
                 out.write(json.dumps({"scenario": story.name, **as_plain(sample)}) + "\n")
 

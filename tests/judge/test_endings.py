@@ -1,6 +1,7 @@
 """Why it ended: exit codes lie, so members and their words go first. Logs are those of real servers."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -428,3 +429,41 @@ def test_the_same_words_after_an_exception_leave_the_kill_to_the_server_itself()
     departed = (gone("VLLM::Worker", -9, 21), gone("VLLM::EngineCore", 1))
     found = reason_of(end(1), told, departed, root=ROOT, oom_kills=0, was_ready=False, rules=VLLM)
     assert "RuntimeError: no such kernel" in found.why
+
+
+RANK_0_COMPLAINS = (
+    "[2026-11-30 08:20:27 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, remote process exited",
+    "[2026-11-30 08:20:27] Received sigquit from a child process. It usually means the child failed.",
+)
+
+
+@pytest.mark.parametrize(
+    ("others_at", "said_at", "named"),
+    [
+        pytest.param(66.0, 5.2, "sglang::scheduler_TP1 (pid 21) ended by signal 9", id="it died alone, and was missed"),
+        pytest.param(66.0, 4.0, "sglang::scheduler_TP1 (pid 21) ended by signal 9", id="within the same look"),
+        pytest.param(5.6, 5.2, "NCCL error", id="the server ended them all together"),
+        pytest.param(66.0, 2.0, "NCCL error", id="it was said before"),
+    ],
+)
+def test_a_rank_that_was_killed_alone_is_named_and_not_the_one_that_misses_it(others_at, said_at, named):
+    departed = (
+        gone("sglang::scheduler_TP1", -9, 21),
+        replace(gone("sglang::scheduler_TP0", -6, 20), noticed_at=others_at),
+    )
+    told = told_by(RANK_0_COMPLAINS, SGLANG, said_at)
+    ending = reason_of(
+        Exit(code=-9, at=others_at), told, departed, root=ROOT, oom_kills=0, was_ready=True, rules=SGLANG
+    )
+    assert ending.reason == "crash"
+    assert named in ending.why
+    assert any("NCCL error" in line for line in ending.evidence)
+
+
+def test_what_a_dying_rank_has_said_of_the_hardware_counts_although_it_died_alone():
+    line = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
+    departed = (gone("sglang::scheduler_TP1", -9, 21), replace(gone("sglang::scheduler_TP0", -6), noticed_at=66.0))
+    told = told_by(line, SGLANG, 5.2)
+    ending = reason_of(Exit(code=-9, at=66.0), told, departed, root=ROOT, oom_kills=0, was_ready=True, rules=SGLANG)
+    assert ending.reason == "gpu-oom"

@@ -59,7 +59,7 @@ class OneLook:
 class Watched:
     """One launch, from its start to the end of the block."""
 
-    def __init__(self, command, *, env, folder, limits, on_hang):
+    def __init__(self, command, *, env, folder, limits, left_in_temp=None, **more):
         self.told = []
         self.temp = temporary_folder()
         self.folder, self.env = folder, env | {"TMPDIR": str(self.temp)}
@@ -69,11 +69,11 @@ class Watched:
             cwd=folder,
             run_dir=folder / "run",
             limits=limits or Limits(stop_grace=5),
-            on_hang=on_hang,
-            retry=ONE_ATTEMPT,
             hooks=[self.told.append],
+            **{"on_hang": "report", "retry": ONE_ATTEMPT, **more},
         )
         self.launch = self.made.launch
+        self.may_leave_in_temp = left_in_temp or LEFT_IN_TEMP[self.launch.engine]
         self.server = None
         """The handle, from when it is ready."""
         self.bystander = None
@@ -105,6 +105,11 @@ class Watched:
     @property
     def pid(self):
         return self.of("launched")[-1].pid
+
+    @property
+    def url(self):
+        """Where the attempt that runs answers, or the first one will."""
+        return self.launch.url if self.server is None else self.server.url
 
     @property
     def log(self):
@@ -196,11 +201,20 @@ class Watched:
         """Send one request and do not wait: its status, or what became of it, goes into ``answers``."""
         self._group.start_soon(self._ask, tokens)
 
+    def keep_asking(self, clients, tokens):
+        """Let so many clients send one request after the other, until one of theirs is not answered."""
+        for _ in range(clients):
+            self._group.start_soon(self._ask_on, tokens)
+
+    async def _ask_on(self, tokens):
+        while not self.is_over and set(self.answers) <= {200}:
+            await self._ask(tokens)
+
     async def _ask(self, tokens):
         request = {"model": "tiny", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
         try:
             async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
-                reply = await client.post(f"{self.launch.url}/v1/completions", json=request)
+                reply = await client.post(f"{self.url}/v1/completions", json=request)
             self.answers.append(reply.status_code)
         except httpx.HTTPError as failure:
             self.answers.append(type(failure).__name__)
@@ -264,9 +278,12 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watched(command, *, env, folder, limits=None, on_hang="report"):
-    """Start a server and watch it to the end of the block: then it is gone, with proof, and a bystander is not."""
-    watch = Watched(command, env=env, folder=folder, limits=limits, on_hang=on_hang)
+async def watched(command, *, env, folder, limits=None, **more):
+    """Start a server and watch it to the end of the block: then it is gone, with proof, and a bystander is not.
+
+    ``more`` is told to ``supervise``: without it the watch only reports, and there is one attempt.
+    """
+    watch = Watched(command, env=env, folder=folder, limits=limits, **more)
     failed = None
     try:
         async with anyio.create_task_group() as group:  # it would wrap what the block raises
@@ -309,7 +326,7 @@ def _must_be_gone(watch):
     _must_be_proved(watch.release)
     assert {str(path) for path in bystander.names}.isdisjoint(file.path for file in watch.release.files)
     watch.left_in_temp = belongings.files_left(bystander)
-    pattern = LEFT_IN_TEMP[watch.launch.engine]
+    pattern = watch.may_leave_in_temp
     assert all(pattern.fullmatch(name) for name in watch.left_in_temp), watch.left_in_temp
     meetings = {str(watch.temp / name) for name in watch.left_in_temp if name.startswith("vllm_dist_")}
     assert watch.release.unattributed_unseen or meetings <= set(watch.release.unattributed_files), watch.release

@@ -25,7 +25,7 @@ from hangguard.facts import (
 )
 from hangguard.judge.asking import ask_while_starting
 from hangguard.judge.asks import ask_serving
-from hangguard.judge.broken import judge_broken
+from hangguard.judge.broken import judge_broken, judge_farewell
 from hangguard.judge.endings import reason_of
 from hangguard.judge.memory import Memory, note
 from hangguard.judge.patience import short
@@ -75,6 +75,7 @@ def _decide(memory: Memory, sample: Sample) -> Verdict:
     return (
         _ended(memory, sample)
         or judge_broken(memory, sample)
+        or judge_farewell(memory, sample)
         or judge_serving(memory, sample)
         or _out_of_time(memory, sample)
         or _unseen_or_elsewhere(memory, sample)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hangguard.facts import Broken, Confidence, Departed, Measure, Process, Sample, Suspect, Tree, Unseen
-from hangguard.judge.endings import how
+from hangguard.facts import Broken, Confidence, Departed, Measure, Process, Sample, Suspect, Tree, Unseen, Waiting
+from hangguard.judge.endings import ONE_LOOK, how
 from hangguard.judge.memory import Memory
 from hangguard.judge.ranks import rank_of
 from hangguard.judge.rules import TRACKERS, matches
@@ -16,9 +16,6 @@ from hangguard.judge.trouble import BoardFault, InDriver
 HANGS_ON = 10.0
 """Seconds that members may outlive a dead one before they count as hanging on. The longest healthy farewell that was
 measured is the 5 s of SGLang before its crash diagnostics; a vLLM tree was gone 3 to 6 s after a death."""
-
-ONE_LOOK = 1.5
-"""Seconds within which nobody knows which of two deaths was the first."""
 
 SIGABRT = 6
 
@@ -97,16 +94,12 @@ def _in_driver(wait: InDriver, t: float) -> Suspect:
 
 def _survivors(memory: Memory, sample: Sample) -> Broken | None:
     """A worker ended badly, nobody replaced it, and the others stay: they wait for it, and will for ever."""
-    if sample.exit is not None or isinstance(sample.tree, Unseen):
-        return None  # the end of the launched process is an exit
-    tree = sample.tree
-    dead = first_dead(memory, tree)
-    if dead is None:
+    dead, others = _dead_and_others(memory, sample)
+    if dead is None or not others or isinstance(sample.tree, Unseen):
         return None
-    others = tuple(p for p in tree.members if not matches(TRACKERS, p.title) and not _is_dead(p))
-    last = max(d.noticed_at for d in tree.departed)
+    last = max(d.noticed_at for d in sample.tree.departed)
     patient_until = max(last + HANGS_ON, memory.trouble.dumping_until)
-    if not others or sample.t < patient_until or quiet_for(memory) < HANGS_ON:
+    if sample.t < patient_until or quiet_for(memory) < HANGS_ON:
         return None
     seen: Confidence = "medium" if isinstance(dead.exit_code, Unseen) else "high"
     verdict = judged(
@@ -124,6 +117,30 @@ def _survivors(memory: Memory, sample: Sample) -> Broken | None:
     first = Suspect(pid=dead.pid, title=dead.title, rank=rank_of(dead.title), note=note)
     found = (first, *(_survivor(memory, p) for p in others[:15]))
     return replace(verdict, phase=phase_at(memory, dead.noticed_at) or verdict.phase, suspects=found)
+
+
+def judge_farewell(memory: Memory, sample: Sample) -> Waiting | None:
+    """Return the verdict where a member is dead and the engine says how long it gathers what the crash left.
+
+    SGLang ends by itself after that (60 s by default), and until then none of those that live does anything.
+    """
+    left = memory.trouble.dumping_until - sample.t
+    dead, others = _dead_and_others(memory, sample)
+    if left <= 0.0 or dead is None or not others:
+        return None
+    why = (
+        f"{dead.title[:80]} (pid {dead.pid}) ended by {how(dead.exit_code)}, and the engine says that it gathers what "
+        f"the crash left before it ends too, for {left:.0f} s more at most"
+    )
+    return judged(Waiting, memory, sample, why, "farewell")
+
+
+def _dead_and_others(memory: Memory, sample: Sample) -> tuple[Departed | None, tuple[Process, ...]]:
+    """Return the member that is missed, and those that live on; the end of the launched process is an exit."""
+    if sample.exit is not None or isinstance(sample.tree, Unseen):
+        return None, ()
+    others = tuple(p for p in sample.tree.members if not matches(TRACKERS, p.title) and not _is_dead(p))
+    return first_dead(memory, sample.tree), others
 
 
 def first_dead(memory: Memory, tree: Tree) -> Departed | None:

@@ -6,6 +6,7 @@ start fails. What members ended with, and what they said, goes before the code o
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ _OF_SHARED_MEMORY = re.compile(r"(?i:shared memory|/dev/shm|no space left)|ncclS
 
 TELLING = 3
 """Lines kept from the beginning of what was told: the cause stands there, what follows from it comes after."""
+
+ONE_LOOK = 1.5
+"""Seconds within which nobody knows which of two deaths was the first."""
 
 YOUNG = 30.0
 """Seconds before the end of a named worker in which a nameless child of multiprocessing that failed was its cause."""
@@ -134,6 +138,8 @@ def reason_of(
     evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
     killed = _told_dead(told, departed) or first_killed(departed, root, rules) or _untitled(told, departed)
     code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
+    if killed is not None and _began_it(killed, departed, end):
+        told = tuple(t for t in told if t.reason not in FOLLOWS or t.at < killed.noticed_at - ONE_LOOK)
     if kills := _oom_kills(code, told, killed, oom_kills, cgroup_oom_kills):
         who = name_of(killed) if killed is not None else "the launched process"
         return Ending("oom-kill", f"{who} was killed while the kernel's OOM killer was at work ({kills})",
@@ -164,6 +170,17 @@ def reason_of(
         why = f"it was asked to stop, not by hangguard, and ended with {how(code)}: {asked_to_stop.line}"
         return Ending("signal", why, evidence=evidence)
     return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)
+
+
+def _began_it(killed: Departed, departed: tuple[Departed, ...], end: Exit | None) -> bool:
+    """Say whether a member died by a signal while all others lived on: what they say then follows from its death.
+
+    A rank that is gone is an error in every collective of the others, and the one who complains is not at fault. An
+    engine that ends its processes for an error of its own ends them together.
+    """
+    others = [d.noticed_at for d in departed if d is not killed] + ([end.at] if end is not None else [])
+    is_alone = min(others, default=math.inf) - killed.noticed_at > ONE_LOOK
+    return isinstance(killed.exit_code, int) and killed.exit_code < 0 and is_alone
 
 
 def _followed(killed: Departed, end: Exit | None, code: int | Unseen, told: tuple[Told, ...]) -> bool:

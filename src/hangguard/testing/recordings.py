@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -82,5 +83,6 @@ def _of_union(kinds: tuple[Any, ...], value: Any) -> Any:
 
 @lru_cache(maxsize=128)
 def _types_of(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, vars(facts) | {"Literal": Literal})
+    names = vars(facts) | vars(sys.modules[kind.__module__]) | {"Literal": Literal}
+    hints = typing.get_type_hints(kind, names)
     return {field.name: hints[field.name] for field in fields(kind)}
