@@ -66,6 +66,8 @@ ENGINES_SERVED = {
             *("--tensor-parallel-size", "{ranks}", "--distributed-executor-backend", "mp"),
             *("--disable-custom-all-reduce", "--gpu-memory-utilization", "0.3", "--kv-cache-memory-bytes", "30G"),
             *("--max-cudagraph-capture-size", "8"),
+            # FlashInfer's all-reduce would use NVLink multicast (its backend mnnvl).
+            *("--compilation-config", '{{"pass_config": {{"fuse_allreduce_rms": false}}}}'),
         ),
         env={
             "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it would use NVLink multicast
@@ -83,6 +85,7 @@ ENGINES_SERVED = {
             *("--tp", "{ranks}", "--disable-custom-all-reduce", "--mem-fraction-static", "0.3"),
             *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
             *("--cuda-graph-max-bs-decode", "8", "--disable-prefill-cuda-graph", "--enable-metrics"),
+            "--enforce-disable-flashinfer-allreduce-fusion",  # as vLLM's
         ),
         env={"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"},
         rank="sglang::scheduler_TP",

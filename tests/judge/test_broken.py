@@ -102,32 +102,6 @@ def test_sglang_says_how_long_it_gathers_what_a_crash_left():
     assert "broken" in seen(watch(told.goes(30).samples))
 
 
-GATHERS = "[2026-11-30 08:20:32] Waiting 60.0 seconds for CUDA coredumps before exiting."
-
-
-def test_a_serving_rank_that_died_while_requests_wait_is_a_farewell_and_then_broken_and_never_stuck():
-    server = Asked(story=Story(members=(API, WORKER, OTHER)))
-    server.goes(5, running=4, tokens=30)
-    server.story.loses(103, -9)
-    server.goes(1, running=4, lines=(GATHERS,))
-    server.goes(70, running=4, at=LOCKED)
-    assert "stuck" not in server.seen()
-    farewell = server.first("waiting").verdict
-    assert farewell.kind == "farewell"
-    assert "(pid 103) ended by signal 9" in farewell.why
-    server.goes(20, running=4, at=LOCKED)
-    assert server.first("broken").verdict.suspects[0].pid == 103
-
-
-def test_nobody_says_farewell_who_lives():
-    server = Asked(story=Story(members=(API, WORKER, OTHER)))
-    server.goes(5, running=4, tokens=30)
-    server.goes(1, running=4, lines=(GATHERS,))
-    server.goes(60, running=4, at=LOCKED)
-    assert server.first("stuck") is not None
-    assert "waiting" not in server.seen()
-
-
 def test_the_end_of_the_launched_process_is_an_exit():
     verdict = assess(loaded().loses(100, -9).goes(15).samples, rules())
     assert (verdict.verdict, verdict.kind) == ("exited", "signal")

@@ -449,6 +449,8 @@ RANK_0_COMPLAINS = (
 )
 def test_a_rank_that_was_killed_alone_is_named_and_not_the_one_that_misses_it(others_at, said_at, named):
     departed = (
+        replace(gone("ninja -v", 0, 30), noticed_at=1.0),  # as after every compile
+        replace(gone("ptxas x.ptx", 0, 31), noticed_at=5.0),
         gone("sglang::scheduler_TP1", -9, 21),
         replace(gone("sglang::scheduler_TP0", -6, 20), noticed_at=others_at),
     )

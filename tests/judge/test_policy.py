@@ -122,6 +122,17 @@ def test_a_wait_for_something_outside_is_answered_by_no_flag():
     assert isinstance(move, GiveUp)
 
 
+def test_one_that_failed_and_does_not_end_is_answered_by_its_reason_as_if_it_had_ended():
+    failed = Broken(phase="kv-cache", kind="failed", reason="gpu-oom")
+    move = next_move((attempt(failed),), ALL, GO)
+    assert isinstance(move, Relaunch)
+    assert move.fallback.name == "smaller"
+    forever = Broken(phase="import", kind="failed", reason="bad-flag", permanent=True)
+    move = next_move((attempt(forever),), ALL, GO)
+    assert isinstance(move, GiveUp)
+    assert move.kind == "permanent"
+
+
 def test_an_exit_is_not_answered_by_its_phase():
     verdict = Exited(phase="graph-capture", kind="crash", why="boom")
     assert isinstance(next_move((attempt(verdict),), ALL, GO), GiveUp)

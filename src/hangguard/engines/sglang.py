@@ -184,14 +184,18 @@ _SYMPTOMS = (
     *symptoms.SHARED,
     Symptom(
         pattern=r"Scheduler hit an exception"
-        r"|(?:Detokenizer|Tokenizer)Manager hit an exception"
-        r"|\bwatchdog timeout \("
         r"|Initialization failed\."
         r"|scheduler died during initialization"
         r"|Rank \d+ scheduler is dead"
-        r"|Capture cuda graph failed"
         r"|Received sigquit from a child process"
         r"|SIGQUIT received\.",
+        reason="crash",
+        final=True,
+    ),
+    Symptom(
+        pattern=r"(?:Detokenizer|Tokenizer)Manager hit an exception"
+        r"|\bwatchdog timeout \("
+        r"|Capture cuda graph failed",
         reason="crash",
     ),
     # utils/watchdog.py: it says whom it found dead, and then kills all the others itself

@@ -239,11 +239,16 @@ _SYMPTOMS = (
         reason="crash",
     ),
     Symptom(
-        pattern=r"EngineCore failed to start"
-        r"|EngineCore encountered a(?:n issue| fatal error)"
-        r"|WorkerProc (?:failed to start|hit an exception|initialization failed|was terminated)|WorkerProc failed\."
+        pattern=r"EngineCore failed to start|Engine core initialization failed|WorkerProc (?:failed to start|hit an "
+        r"exception|initialization failed)",
+        reason="crash",
+        final=True,
+    ),
+    Symptom(
+        pattern=r"EngineCore encountered a(?:n issue| fatal error)"
+        r"|WorkerProc was terminated|WorkerProc failed\."
         r"|Worker proc \S+ died unexpectedly"
-        r"|Engine core (?:initialization failed|proc \S+ died unexpectedly)"
+        r"|Engine core proc \S+ died unexpectedly"
         r"|engine core exited unexpectedly"
         r"|EngineDeadError"
         r"|RPC call to \S+ timed out"

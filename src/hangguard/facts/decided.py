@@ -101,10 +101,14 @@ class Stuck(Judged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken(Judged):
-    """A member died and others hang on, or the hardware or driver is at fault."""
+    """A member died and others hang on, it has failed and does not end, or the hardware or driver is at fault."""
 
     verdict: ClassVar[str] = "broken"
     suspects: tuple[Suspect, ...] = ()
+    reason: str = ""
+    """Why it failed, where the engine has said so: one of the reasons of :class:`Exited`."""
+    permanent: bool = False
+    """Whether the same launch would fail the same way again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

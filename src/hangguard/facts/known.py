@@ -62,6 +62,8 @@ class Symptom:
     reason: str
     permanent: bool = False
     """Whether the same launch would end the same way again."""
+    final: bool = False
+    """Whether the engine says by it that its start has failed for good: whatever lives on then is on its way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

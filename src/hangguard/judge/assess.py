@@ -25,8 +25,9 @@ from hangguard.facts import (
 )
 from hangguard.judge.asking import ask_while_starting
 from hangguard.judge.asks import ask_serving
-from hangguard.judge.broken import judge_broken, judge_farewell
+from hangguard.judge.broken import judge_broken
 from hangguard.judge.endings import reason_of
+from hangguard.judge.farewell import judge_farewell
 from hangguard.judge.memory import Memory, note
 from hangguard.judge.patience import short
 from hangguard.judge.rules import TRACKERS, Rules, matches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hangguard.facts import Broken, Confidence, Departed, Measure, Process, Sample, Suspect, Tree, Unseen, Waiting
+from hangguard.facts import Broken, Confidence, Departed, Measure, Process, Sample, Suspect, Tree, Unseen
 from hangguard.judge.endings import ONE_LOOK, how
 from hangguard.judge.memory import Memory
 from hangguard.judge.ranks import rank_of
@@ -94,7 +94,7 @@ def _in_driver(wait: InDriver, t: float) -> Suspect:
 
 def _survivors(memory: Memory, sample: Sample) -> Broken | None:
     """A worker ended badly, nobody replaced it, and the others stay: they wait for it, and will for ever."""
-    dead, others = _dead_and_others(memory, sample)
+    dead, others = dead_and_others(memory, sample)
     if dead is None or not others or isinstance(sample.tree, Unseen):
         return None
     last = max(d.noticed_at for d in sample.tree.departed)
@@ -119,23 +119,7 @@ def _survivors(memory: Memory, sample: Sample) -> Broken | None:
     return replace(verdict, phase=phase_at(memory, dead.noticed_at) or verdict.phase, suspects=found)
 
 
-def judge_farewell(memory: Memory, sample: Sample) -> Waiting | None:
-    """Return the verdict where a member is dead and the engine says how long it gathers what the crash left.
-
-    SGLang ends by itself after that (60 s by default), and until then none of those that live does anything.
-    """
-    left = memory.trouble.dumping_until - sample.t
-    dead, others = _dead_and_others(memory, sample)
-    if left <= 0.0 or dead is None or not others:
-        return None
-    why = (
-        f"{dead.title[:80]} (pid {dead.pid}) ended by {how(dead.exit_code)}, and the engine says that it gathers what "
-        f"the crash left before it ends too, for {left:.0f} s more at most"
-    )
-    return judged(Waiting, memory, sample, why, "farewell")
-
-
-def _dead_and_others(memory: Memory, sample: Sample) -> tuple[Departed | None, tuple[Process, ...]]:
+def dead_and_others(memory: Memory, sample: Sample) -> tuple[Departed | None, tuple[Process, ...]]:
     """Return the member that is missed, and those that live on; the end of the launched process is an exit."""
     if sample.exit is not None or isinstance(sample.tree, Unseen):
         return None, ()

@@ -6,7 +6,6 @@ start fails. What members ended with, and what they said, goes before the code o
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from dataclasses import dataclass
@@ -74,6 +73,8 @@ class Told:
     """When it was read, monotonic."""
     pid: int | None = None
     """Of whom it tells."""
+    final: bool = False
+    """Whether the start has failed for good by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,14 @@ class Ending:
 def told_by(lines: tuple[str, ...], rules: Rules, t: float = 0.0) -> tuple[Told, ...]:
     """Return the reasons that these log lines, read at ``t``, name."""
     return tuple(
-        Told(symptom.reason, _with_its_exception(line, lines[n + 1 :])[:300], symptom.permanent, t, _pid_in(match))
+        Told(
+            reason=symptom.reason,
+            line=_with_its_exception(line, lines[n + 1 :])[:300],
+            permanent=symptom.permanent,
+            at=t,
+            pid=_pid_in(match),
+            final=symptom.final,
+        )
         for n, line in enumerate(lines)
         for symptom in rules.symptoms
         if (match := re.search(symptom.pattern, line))
@@ -138,7 +146,7 @@ def reason_of(
     evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
     killed = _told_dead(told, departed) or first_killed(departed, root, rules) or _untitled(told, departed)
     code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
-    if killed is not None and _began_it(killed, departed, end):
+    if killed is not None and _began_it(killed, departed, end, rules):
         told = tuple(t for t in told if t.reason not in FOLLOWS or t.at < killed.noticed_at - ONE_LOOK)
     if kills := _oom_kills(code, told, killed, oom_kills, cgroup_oom_kills):
         who = name_of(killed) if killed is not None else "the launched process"
@@ -172,15 +180,26 @@ def reason_of(
     return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)
 
 
-def _began_it(killed: Departed, departed: tuple[Departed, ...], end: Exit | None) -> bool:
+def failure_told(told: tuple[Told, ...]) -> Ending:
+    """Return why a start has failed, by nothing else than what was said: of one that has not ended."""
+    cause = _cause(told)
+    evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
+    if cause is None:
+        return Ending("crash", _root_cause(told) or told[0].line, evidence=evidence)
+    return Ending(cause.reason, cause.line, cause.permanent, evidence)
+
+
+def _began_it(killed: Departed, departed: tuple[Departed, ...], end: Exit | None, rules: Rules) -> bool:
     """Say whether a member died by a signal while all others lived on: what they say then follows from its death.
 
     A rank that is gone is an error in every collective of the others, and the one who complains is not at fault. An
     engine that ends its processes for an error of its own ends them together.
     """
-    others = [d.noticed_at for d in departed if d is not killed] + ([end.at] if end is not None else [])
-    is_alone = min(others, default=math.inf) - killed.noticed_at > ONE_LOOK
-    return isinstance(killed.exit_code, int) and killed.exit_code < 0 and is_alone
+    if not isinstance(killed.exit_code, int) or killed.exit_code >= 0:
+        return False
+    others = [d.noticed_at for d in departed if d is not killed and matches(rules.workers, d.title)]
+    others += [end.at] if end is not None else []
+    return all(at - killed.noticed_at > ONE_LOOK for at in others)
 
 
 def _followed(killed: Departed, end: Exit | None, code: int | Unseen, told: tuple[Told, ...]) -> bool:

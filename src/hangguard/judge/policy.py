@@ -124,7 +124,7 @@ def _no_relaunch(last: Attempt) -> GiveUp | None:
         return GiveUp(f"{verdict.kind}: {verdict.why}", "permanent")
     if isinstance(verdict, Expired) and verdict.kind == "ready_within":
         return GiveUp(verdict.why, "expired")
-    if isinstance(verdict, Broken) and verdict.kind in {"hardware", "wedged"}:
+    if isinstance(verdict, Broken) and (verdict.permanent or verdict.kind in {"hardware", "wedged"}):
         return GiveUp(f"{verdict.kind}: {verdict.why}", "permanent")
     if last.release is not None and last.release.left_behind:
         return GiveUp("something of the last attempt is left: " + "; ".join(last.release.left_behind), "exhausted")
@@ -153,6 +153,8 @@ def _questions(verdict: Verdict) -> set[str]:
     """
     if isinstance(verdict, Stuck) and verdict.kind == "stopped":
         return set()
+    if isinstance(verdict, Broken) and verdict.reason:
+        return {verdict.reason, verdict.phase}
     if isinstance(verdict, (Stuck, Broken)) or (isinstance(verdict, Expired) and verdict.kind == "unclear"):
         return {verdict.phase}
     return {verdict.kind}
