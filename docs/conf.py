@@ -10,7 +10,19 @@ from hangguard.engines import questions
 from hangguard.engines.answered import Answered
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import PHASES
-from hangguard.judge import asking, asks, boards, broken, patience, progress, served, serving, startup, stillness
+from hangguard.judge import (
+    asking,
+    asks,
+    boards,
+    broken,
+    farewell,
+    patience,
+    progress,
+    served,
+    serving,
+    startup,
+    stillness,
+)
 from hangguard.judge.checks import CHECKS, room
 from hangguard.judge.checks.ground import size
 from hangguard.supervision.run import additions
@@ -83,6 +95,7 @@ myst_substitutions = {
             (progress, ("WINDOW", "GAP", "FAULT_RATE", "FAULT_SLACK", "BUSY_LOOKS")),
             (boards, ("SPINNING_PERCENT", "NEAR_FLOOR", "CLEARLY_ABOVE")),
             (broken, ("HANGS_ON", "WEDGED_FOR")),
+            (farewell, ("FAREWELL",)),
             (startup, ("STOPPED_BESIDE_BUSY",)),
             (serving, ("SILENT_FOR", "SILENT_WITHOUT_STACKS", "SILENT_WITHOUT_GPUS", "CANARY_OPEN")),
             (served, ("CANARY_EVERY", "CANARY_AT_MOST")),

@@ -82,3 +82,9 @@ def test_every_verdict_stands_in_the_table():
     text = (ROOT / "docs" / "verdicts.md").read_text()
     for kind in get_args(Verdict):
         assert f"`{kind.verdict}`" in text
+
+
+def test_the_page_about_several_gpus_says_what_its_recordings_say():
+    command = [sys.executable, str(ROOT / "tests" / "gpu" / "several_gpus_page.py")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert (ROOT / "docs" / "several-gpus.md").read_text() == said
