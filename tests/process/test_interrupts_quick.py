@@ -17,6 +17,8 @@ import anyio.from_thread as anyios
 from hangguard import supervise
 from hangguard.supervision.interrupts import blocking_portal
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started without
+
 run = anyios.run_eventloop
 def slowly(*args, **options):
     time.sleep(0.3)  # the main thread waits for the loop now
