@@ -38,29 +38,27 @@ from hangguard.facts import (
     Verdict,
 )
 from hangguard.judge import Memory, diagnose_memory, next_ask, start, step
+from hangguard.observe.held_files import names_in_shm
 from hangguard.redact import redact, secrets_of
 from hangguard.store import open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook, Subscription
-from hangguard.supervision.attempt import KEPT_SAMPLES, PERIOD, names_in_shm
 from hangguard.supervision.events import (
     Attached,
     BecameReady,
     Ended,
     Event,
     Notice,
-    PhaseChanged,
     Released,
     Stopping,
-    VerdictChanged,
 )
-from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
+from hangguard.supervision.evidence import EVIDENCE_WITHIN, read_tail, without_bulk, write_evidence
 from hangguard.supervision.found import FoundServer, choose
 from hangguard.supervision.run import OnHang, look_who_listens
+from hangguard.supervision.running import KEPT_SAMPLES, PERIOD
+from hangguard.supervision.turns import turns
 from hangguard.supervision.watch import Watch, watching
 
 log = logging.getLogger("hangguard")
-
-EVIDENCE_WITHIN = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +238,11 @@ class AsyncWatch:
         return self._memory.verdict
 
     def _tell_changes(self, before: Memory, after: Memory, t: float) -> None:
-        for (previous, _), (phase, at) in zip(after.phases, after.phases[1:], strict=False):
-            if (phase, at) not in before.phases:
-                self._tell(PhaseChanged(t=at, attempt=1, phase=phase, previous=previous))
-        old, new = before.verdict, after.verdict
-        if before.last is None or (type(old), old.kind) != (type(new), new.kind):
-            self._tell(VerdictChanged(t=t, attempt=1, verdict=new))
-            if isinstance(new, Ready) and not (before.last is not None and isinstance(old, Ready)):
-                self._tell(BecameReady(t=t, attempt=1, url=self.url, changes=()))
+        for event in turns(before, after, t=t, attempt=1):
+            self._tell(event)
+        was_ready = before.last is not None and isinstance(before.verdict, Ready)
+        if isinstance(after.verdict, Ready) and not was_ready:
+            self._tell(BecameReady(t=t, attempt=1, url=self.url, changes=()))
 
     async def _act(self, watch: Watch) -> None:
         """Keep the evidence, stop it, prove the release: bounded, shielded."""

@@ -22,14 +22,15 @@ from hangguard.facts import (
     Stuck,
 )
 from hangguard.supervision.announcer import Subscription
-from hangguard.supervision.attempt import NO_DRAIN, RunningAttempt
 from hangguard.supervision.control import FROM_OUTSIDE, answering
 from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.interrupts import bare, holding_interrupts
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.run import Run
+from hangguard.supervision.running import RunningAttempt
 from hangguard.supervision.serve import Story, serve
 from hangguard.supervision.stop_within import StopWithin
+from hangguard.supervision.wishes import NO_DRAIN
 
 
 class AsyncServer:

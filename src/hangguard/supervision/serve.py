@@ -22,11 +22,14 @@ from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
 from hangguard.redact import redact_argv
-from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting, on_a_fresh_port
+from hangguard.supervision.attempt import attempting
 from hangguard.supervision.drain import drain
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
 from hangguard.supervision.retry import budget
 from hangguard.supervision.run import Run
+from hangguard.supervision.running import RunningAttempt
+from hangguard.supervision.usable_port import on_a_fresh_port
+from hangguard.supervision.wishes import Wishes
 
 
 @dataclass(slots=True)
