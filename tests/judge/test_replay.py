@@ -10,27 +10,10 @@ from functools import lru_cache
 
 import pytest
 from making import first, seen, watch
-from recorded import DATA, LOCK, NCCL, SYNC, mark, rules_of, timeline
+from recorded import DATA, HEALTHY, HOT, HUNG, LOCK, NCCL, SYNC, mark, rules_of, timeline
 
 from hangguard.facts import Sample, Stack, StackFrame, ThreadStack
 from hangguard.judge import Memory
-
-HEALTHY = sorted(
-    f.name.removesuffix(".jsonl.gz")
-    for f in DATA.glob("*.jsonl.gz")
-    if re.match(r"compile|eager|gpu-vllm-cold|idle|sgl|trace-(compile|disk|gpu-.*-(healthy|eager))", f.name)
-)
-HUNG = (
-    "gpu-sglang-capture",
-    "gpu-vllm-capture",
-    "hang-init-absent",
-    "hang-load-event",
-    "hang-load-lock",
-    "hang-load-lock-burn",
-    "hang-sgl-graph-lock",
-    "hang-warmup-lock",
-)
-HOT = ("trace-nccl_one_rank_barrier", "trace-spin_kernel", "trace-spin_all_sms")
 
 
 @lru_cache(maxsize=256)
