@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 from around import Family, extensions, free_port, get, start_client, surroundings
 from scenarios import PROGRAM, Scenario
+from users.daemons import circusd, supervisord
 
 USERS = Path(__file__).parent / "users"
 ENDS_WITHIN = 90.0
@@ -207,38 +207,6 @@ def _mirakuru_says(stage: Stage) -> Outcome | None:
 
 # ------------------------------------------------------------------------------ supervisord and circus
 
-SUPERVISORD = """[supervisord]
-nodaemon=true
-directory={folder}
-logfile={folder}/supervisord.log
-pidfile={folder}/supervisord.pid
-childlogdir={folder}
-
-[program:server]
-command={command}
-"""
-
-CIRCUS = """[circus]
-endpoint = ipc://{folder}/endpoint
-pubsub_endpoint = ipc://{folder}/pubsub
-
-[watcher:server]
-cmd = {command}
-copy_env = True
-"""
-
-
-def _supervisord(stage: Stage) -> list[str]:
-    config = stage.folder / "supervisord.conf"
-    config.write_text(SUPERVISORD.format(folder=stage.folder, command=shlex.join(stage.command)))
-    return [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
-
-
-def _circus(stage: Stage) -> list[str]:
-    config = stage.folder / "circus.ini"
-    config.write_text(CIRCUS.format(folder=stage.folder, command=shlex.join(stage.command)))
-    return [sys.executable, "-m", "circus.circusd", str(config)]
-
 
 def _started_anew(stage: Stage) -> Outcome | None:
     """They look at the life of the one process that they started."""
@@ -357,8 +325,8 @@ def _of_systemd(stage: Stage, ready: float | None, ended: float | None, hung: fl
 COMMANDS: dict[str, Command] = {
     "hangguard": _hangguard,
     "mirakuru": _mirakuru,
-    "supervisord": _supervisord,
-    "circus": _circus,
+    "supervisord": lambda stage: supervisord(stage.folder, stage.command),
+    "circus": lambda stage: circusd(stage.folder, stage.command),
     "bare": lambda stage: stage.command,
 }
 UNTIL: dict[str, Until] = {

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "judge"))
 
-from disturbing import HEALTHY, HUNG, a_day
+from disturbing import a_day
+from recorded import HEALTHY, HUNG
 from served_hours import Server, a_stall, hours
 
 T = TypeVar("T")

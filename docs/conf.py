@@ -6,7 +6,7 @@ from importlib.metadata import version as version_of
 
 from hangguard import ENGINES, Limits, learned
 from hangguard.delegates import DELEGATES
-from hangguard.engines import questions
+from hangguard.engines import sglang, vllm
 from hangguard.engines.answered import Answered
 from hangguard.engines.generic import GENERIC
 from hangguard.facts import PHASES
@@ -134,8 +134,8 @@ myst_substitutions = {
     "phases": ", ".join(PHASES),
     "hot_patience": ", ".join(f"{number(seconds)} s in {phase}" for phase, seconds in patience.HOT_PATIENCE.items()),
     "good_starts": number(learned.GOOD_STARTS),
-    "answered_sglang": table(ANSWERED_HEAD, [answered(row) for row in questions.SGLANG]),
-    "answered_vllm": table(ANSWERED_HEAD, [answered(row) for row in questions.VLLM]),
+    "answered_sglang": table(ANSWERED_HEAD, [answered(row) for row in sglang.answers.ANSWERS]),
+    "answered_vllm": table(ANSWERED_HEAD, [answered(row) for row in vllm.answers.ANSWERS]),
     "wrappers": ", ".join(f"`{wrapper.shown}`" for wrapper in WRAPPERS),
     "delegates": ", ".join(f"`{name}`" for name in sorted(DELEGATES)),
     "fallbacks": table(

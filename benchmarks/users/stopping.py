@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,31 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import daemons
 import psutil
 
 WAITS = 90.0
-SUPERVISORD = """[unix_http_server]
-file={folder}/supervisor.sock
-[rpcinterface:supervisor]
-supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
-[supervisorctl]
-serverurl=unix://{folder}/supervisor.sock
-[supervisord]
-nodaemon=true
-directory={folder}
-logfile={folder}/supervisord.log
-pidfile={folder}/supervisord.pid
-childlogdir={folder}
-[program:server]
-command={command}
-"""
-CIRCUS = """[circus]
-endpoint = ipc://{folder}/endpoint
-pubsub_endpoint = ipc://{folder}/pubsub
-[watcher:server]
-cmd = {command}
-copy_env = True
-"""
 
 Told = tuple[bool | None, str]
 """Whether success was claimed (``None``: it claims nothing), and in which words."""
@@ -146,26 +124,14 @@ def hangguard(asked: dict[str, Any]) -> None:
 
 
 def supervisord(asked: dict[str, Any]) -> None:
-    config = _write(asked, "supervisord.conf", SUPERVISORD)
-    _by_daemon(
-        asked,
-        [sys.executable, "-m", "supervisor.supervisord", "-c", config],
-        [sys.executable, "-m", "supervisor.supervisorctl", "-c", config, "stop", "server"],
-        "server: stopped",
-    )
+    folder = Path(asked["folder"])
+    daemon = daemons.supervisord(folder, asked["command"], is_controlled=True)
+    _by_daemon(asked, daemon, daemons.supervisorctl(folder, "stop", "server"), "server: stopped")
 
 
 def circus(asked: dict[str, Any]) -> None:
-    config = _write(asked, "circus.ini", CIRCUS)
-    endpoint = f"ipc://{asked['folder']}/endpoint"
-    control = [sys.executable, "-m", "circus.circusctl", "--endpoint", endpoint, "stop", "server"]
-    _by_daemon(asked, [sys.executable, "-m", "circus.circusd", config], control, "ok")
-
-
-def _write(asked: dict[str, Any], name: str, text: str) -> str:
-    path = Path(asked["folder"]) / name
-    path.write_text(text.format(folder=asked["folder"], command=shlex.join(asked["command"])))
-    return str(path)
+    folder = Path(asked["folder"])
+    _by_daemon(asked, daemons.circusd(folder, asked["command"]), daemons.circusctl(folder, "stop", "server"), "ok")
 
 
 def _by_daemon(asked: dict[str, Any], daemon: list[str], control: list[str], success: str) -> None:

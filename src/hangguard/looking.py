@@ -8,11 +8,10 @@ through a portal.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyio.from_thread import BlockingPortal
 
@@ -20,10 +19,10 @@ from hangguard.act.cleaners import Cleaner
 from hangguard.act.cleanup import WITHIN as CLEAN_WITHIN
 from hangguard.act.cleanup import aclean_up
 from hangguard.engines.base import Engine
-from hangguard.errors import WrongProcess
 from hangguard.facts import CleanupReport, Diagnosis, Launch, Limits, Preflight, Release, Sample, Verdict
 from hangguard.supervision.announcer import Hook, Subscription
 from hangguard.supervision.attach import AsyncAttachment, AsyncWatch, Attaching
+from hangguard.supervision.blocking import BlockingHandle, Entered
 from hangguard.supervision.diagnose import WITHIN, adiagnose
 from hangguard.supervision.events import Event
 from hangguard.supervision.found import FoundServer
@@ -156,14 +155,14 @@ def attach(
     )  # fmt: skip
 
 
-class Watch:
+class Watch(BlockingHandle):
     """A server that somebody else started, being watched; the blocking twin of :class:`AsyncWatch`, name by name."""
 
+    _once_left = "the block was left: nothing is watched any more"
+
     def __init__(self, watch: AsyncWatch, portal: BlockingPortal) -> None:
+        super().__init__(portal)
         self._watch = watch
-        self._portal = portal
-        self._owner = os.getpid()
-        self._over = False
 
     @property
     def pid(self) -> int:
@@ -225,45 +224,20 @@ class Watch:
     def _next_event(self, subscription: Subscription) -> Event | None:
         return subscription.take() if self._over else self._call(subscription.next_or_none)
 
-    def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        self._check()
-        outcome: T = self._portal.call(method, *args)
-        return outcome
-
-    def _check(self) -> None:
-        if self._owner != os.getpid():
-            raise WrongProcess(self._owner, os.getpid())
-        if self._over:
-            raise RuntimeError("the block was left: nothing is watched any more")
-
 
 class Attachment(AsyncAttachment):
     """A watch to be: ``with`` gives a :class:`Watch`, ``async with`` an :class:`AsyncWatch`; entered once."""
 
-    _handle: Watch | None = None
+    _entered: Entered[Watch] | None = None
 
     def __enter__(self) -> Watch:
         """Find the server and begin to watch; return after the first sample. See :func:`attach`."""
-        self._portal_context: AbstractContextManager[BlockingPortal] = blocking_portal()
-        portal = self._portal_context.__enter__()
-        try:
-            self._block = portal.wrap_async_context_manager(self)
-            self._handle = Watch(self._block.__enter__(), portal)
-        except BaseException as error:
-            self._portal_context.__exit__(type(error), error, None)
-            raise
-        return self._handle
+        self._entered = Entered(self, Watch)
+        return self._entered.handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop watching; the server is left alone. Nothing in a forked child."""
-        handle = self._handle
-        assert handle is not None
-        if handle._owner != os.getpid():  # noqa: SLF001 - the two are one
-            return
-        try:
-            self._block.__exit__(kind, error, trace)
-        finally:
-            handle._over = True  # noqa: SLF001
-            self._portal_context.__exit__(None, None, None)
+        assert self._entered is not None
+        self._entered.leave(kind, error, trace)

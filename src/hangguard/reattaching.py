@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
-from hangguard.errors import WrongProcess
 from hangguard.facts import ReachedState, RunStatus, RunStopped
-from hangguard.supervision.interrupts import blocking_portal
+from hangguard.supervision.blocking import BlockingHandle, Entered
 from hangguard.supervision.reattach import AsyncReattachedRun, AsyncReattachment
 
 T = TypeVar("T")
@@ -28,14 +26,14 @@ def reattach(run: str, *, run_dir: str | os.PathLike[str] | None = None) -> Reat
     return Reattachment(run, run_dir)
 
 
-class ReattachedRun:
+class ReattachedRun(BlockingHandle):
     """A run of another program; the blocking twin of :class:`AsyncReattachedRun`, name by name."""
 
+    _once_left = "the block was left: nobody asks this run any more"
+
     def __init__(self, run: AsyncReattachedRun, portal: BlockingPortal) -> None:
+        super().__init__(portal)
         self._run = run
-        self._portal = portal
-        self._owner = os.getpid()
-        self._over = False
 
     @property
     def run_id(self) -> str:
@@ -83,45 +81,20 @@ class ReattachedRun:
         """Have the server stopped and the same launch started again; return when it has answered."""
         return self._call(self._run.restart)
 
-    def _call(self, method: Callable[..., Coroutine[Any, Any, T]]) -> T:
-        self._check()
-        outcome: T = self._portal.call(method)
-        return outcome
-
-    def _check(self) -> None:
-        if self._owner != os.getpid():
-            raise WrongProcess(self._owner, os.getpid())
-        if self._over:
-            raise RuntimeError("the block was left: nobody asks this run any more")
-
 
 class Reattachment(AsyncReattachment):
     """A handle to be: ``with`` gives a :class:`ReattachedRun`, ``async with`` an :class:`AsyncReattachedRun`."""
 
-    _handle: ReattachedRun | None = None
+    _entered: Entered[ReattachedRun] | None = None
 
     def __enter__(self) -> ReattachedRun:
         """Find the run and ask how it stands. See :func:`reattach`."""
-        self._portal_context: AbstractContextManager[BlockingPortal] = blocking_portal()
-        portal = self._portal_context.__enter__()
-        try:
-            self._block = portal.wrap_async_context_manager(self)
-            self._handle = ReattachedRun(self._block.__enter__(), portal)
-        except BaseException as error:
-            self._portal_context.__exit__(type(error), error, None)
-            raise
-        return self._handle
+        self._entered = Entered(self, ReattachedRun)
+        return self._entered.handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Let go of it; nothing of the run is touched. Nothing in a forked child."""
-        handle = self._handle
-        assert handle is not None
-        if handle._owner != os.getpid():  # noqa: SLF001 - the two are one
-            return
-        try:
-            self._block.__exit__(kind, error, trace)
-        finally:
-            handle._over = True  # noqa: SLF001
-            self._portal_context.__exit__(None, None, None)
+        assert self._entered is not None
+        self._entered.leave(kind, error, trace)

@@ -20,7 +20,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from hangguard.engines.base import Engine
-from hangguard.errors import BadLaunch, WrongProcess
+from hangguard.errors import WrongProcess
 from hangguard.facts import (
     AppliedChange,
     Attempt,
@@ -39,12 +39,13 @@ from hangguard.observe.ports import free_port
 from hangguard.redact import secrets_of
 from hangguard.store import open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook, Subscription
+from hangguard.supervision.asked import check_asked
+from hangguard.supervision.block import AsyncSupervision, entered_before
 from hangguard.supervision.events import Event
 from hangguard.supervision.followed_log import LogLines
-from hangguard.supervision.handle import AsyncServer, AsyncSupervision, entered_before
+from hangguard.supervision.handle import AsyncServer
 from hangguard.supervision.interrupts import blocking_portal, holding_interrupts
 from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
-from hangguard.supervision.log_cap import LEAST as LOG_BYTES_AT_LEAST
 from hangguard.supervision.notes import Notes
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.retry import Retry
@@ -94,8 +95,8 @@ def supervise(
     Raises :class:`BadLaunch`, :class:`CommandNotFound` or :class:`CommandNotExecutable` at once. Entering the
     block raises :class:`GaveUp` when no attempt became ready, and :class:`Refused` when nothing could start.
     """
-    _check(command=command, url=url, ready=ready, fallbacks=fallbacks, env=env, limits=limits, retry=retry,
-           on_hang=on_hang, on_death=on_death, log_bytes=log_bytes, hooks=hooks)  # fmt: skip
+    check_asked(command=command, url=url, ready=ready, fallbacks=fallbacks, env=env, limits=limits, retry=retry,
+                on_hang=on_hang, on_death=on_death, log_bytes=log_bytes, hooks=hooks)  # fmt: skip
     launch, known_engine = read_command(command, engine=engine, url=url, env=env, cwd=cwd)
     known = secrets_of(launch)
     folder = open_run_folder(run_dir, known)
@@ -117,45 +118,6 @@ def supervise(
         ras_port=free_port(),
     )
     return Supervision(run)
-
-
-_ALLOWED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("command", lambda v: isinstance(v, (str, Sequence)) and not isinstance(v, bytes), "text, or a sequence of words"),
-    ("url", lambda v: v is None or isinstance(v, str), "text or None"),
-    (
-        "ready",
-        lambda v: v is None or isinstance(v, str) or callable(v),
-        "a path, a callable that takes the URL, or None",
-    ),
-    (
-        "fallbacks",
-        lambda v: (
-            v in (None, "auto", "any")
-            or (isinstance(v, Sequence) and not isinstance(v, str) and all(isinstance(f, Fallback) for f in v))
-        ),
-        "None, 'auto', 'any', or a sequence of Fallback",
-    ),
-    ("env", lambda v: v is None or isinstance(v, Mapping), "a mapping or None"),
-    ("limits", lambda v: v is None or isinstance(v, Limits), "Limits(...) or None"),
-    ("retry", lambda v: v is None or isinstance(v, Retry), "Retry(...) or None"),
-    ("on_hang", lambda v: v in ("act", "report"), "'act' or 'report'"),
-    ("on_death", lambda v: v in ("stop", "keep"), "'stop' or 'keep'"),
-    (
-        "log_bytes",
-        lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool) and v >= LOG_BYTES_AT_LEAST),
-        "a whole number of bytes, 1048576 (1 MiB) or more, or None",
-    ),
-    ("hooks", lambda v: isinstance(v, Sequence) and all(callable(hook) for hook in v), "a sequence of callables"),
-)
-
-
-def _check(**given: object) -> None:
-    """Refuse what cannot be meant, before anything is made of it."""
-    for name, is_allowed, what in _ALLOWED:
-        value = given[name]
-        if not is_allowed(value):
-            shown = repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
-            raise BadLaunch(f"{name} is {shown}", advice=f"It must be {what}")
 
 
 class Server:

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from hangguard.engines import ENGINES, GENERIC, SGLANG, VLLM, engine_named, questions
+from hangguard.engines import ENGINES, GENERIC, SGLANG, VLLM, engine_named, sglang, vllm
 from hangguard.engines.answered import task_of_architectures
 from hangguard.engines.common import version_key
 from hangguard.errors import BadLaunch
@@ -151,7 +151,7 @@ def test_sglang_is_asked_whether_it_generates_before_it_is_asked_to(version, rou
     assert SGLANG.ready(launch_of(version=version)).unless_false == (route, "is_generation")
 
 
-@pytest.mark.parametrize("table", [questions.SGLANG, questions.VLLM], ids=["sglang", "vllm"])
+@pytest.mark.parametrize("table", [sglang.answers.ANSWERS, vllm.answers.ANSWERS], ids=["sglang", "vllm"])
 def test_the_table_of_answers_is_well_formed(table):
     for row in table:
         assert row.source
@@ -168,7 +168,7 @@ def test_engines_are_pure():
     import hangguard.engines
 
     banned = {"os", "time", "subprocess", "socket", "logging", "anyio", "psutil", "httpx"}
-    for file in Path(hangguard.engines.__file__).parent.glob("*.py"):
+    for file in Path(hangguard.engines.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -8,13 +8,12 @@ were not recorded: every member always stands in the same lock, which is the wor
 from __future__ import annotations
 
 import random
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from recorded import DATA, agreeing, mark, rules_of, timeline
+from recorded import agreeing, mark, rules_of, timeline
 
 from hangguard.facts import (
     NOT_ASKED,
@@ -30,23 +29,6 @@ from hangguard.facts import (
 )
 from hangguard.judge import Memory, next_ask, start, step
 
-HEALTHY = tuple(
-    sorted(
-        file.name.removesuffix(".jsonl.gz")
-        for file in DATA.glob("*.jsonl.gz")
-        if re.match(r"compile|eager|gpu-vllm-cold|idle|sgl|trace-(compile|disk|gpu-.*-(healthy|eager))", file.name)
-    )
-)
-HUNG = (
-    "gpu-sglang-capture",
-    "gpu-vllm-capture",
-    "hang-init-absent",
-    "hang-load-event",
-    "hang-load-lock",
-    "hang-load-lock-burn",
-    "hang-sgl-graph-lock",
-    "hang-warmup-lock",
-)
 HIDDEN = Unseen("hidden by the disturbance")
 NOT_RECORDED = Unseen("not recorded")
 

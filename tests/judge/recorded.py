@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -37,6 +38,24 @@ from hangguard.facts import (
 from hangguard.judge import Rules
 
 DATA = Path(__file__).parent / "data"
+HEALTHY = tuple(
+    sorted(
+        file.name.removesuffix(".jsonl.gz")
+        for file in DATA.glob("*.jsonl.gz")
+        if re.match(r"compile|eager|gpu-vllm-cold|idle|sgl|trace-(compile|disk|gpu-.*-(healthy|eager))", file.name)
+    )
+)
+HUNG = (
+    "gpu-sglang-capture",
+    "gpu-vllm-capture",
+    "hang-init-absent",
+    "hang-load-event",
+    "hang-load-lock",
+    "hang-load-lock-burn",
+    "hang-sgl-graph-lock",
+    "hang-warmup-lock",
+)
+HOT = ("trace-nccl_one_rank_barrier", "trace-spin_kernel", "trace-spin_all_sms")
 MIB = 1024**2
 TITLES = {
     "VLLM::EngineCor": "VLLM::EngineCore",

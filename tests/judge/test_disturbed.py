@@ -7,8 +7,9 @@ import random
 from itertools import takewhile
 
 import pytest
-from disturbing import HEALTHY, HUNG, a_day
+from disturbing import a_day
 from modelled import PIECES
+from recorded import HEALTHY, HUNG
 from served_hours import Server, a_stall, hours
 
 ALARMS = {"stuck", "broken"}

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from making import BUSY, MIB, Story, first, gpu, rules, seen, watch
-from recorded import agreeing, mark, rules_of, timeline
+from recorded import HEALTHY, HUNG, agreeing, mark, rules_of, timeline
 from shaped import FIRST, IDLE, LOCK, STEP, STREAM, Served, boards
 from test_properties import CORE, KINDS, PLACES, told
-from test_replay import HEALTHY, HUNG
 
 from hangguard.facts import GpuHolder, Reply, Serving, Unseen
 from hangguard.judge import next_ask, start, step

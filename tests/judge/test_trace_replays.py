@@ -12,9 +12,8 @@ from functools import lru_cache
 
 import pytest
 from making import first, seen
-from recorded import DATA, agreeing, lines_of, mark, timeline
+from recorded import DATA, HEALTHY, HOT, HUNG, agreeing, lines_of, mark, timeline
 from shaped import C10D, DEVICE, FRONT, GROUP, LOCK, STORE, by
-from test_replay import HEALTHY, HOT, HUNG
 
 from hangguard.facts import NOT_ASKED, GpuFault, Reply, Sample, Serving, Stack, StackFrame, ThreadStack, Unseen
 from hangguard.judge import Memory, next_ask, start, step

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import anyio
 
-from hangguard.facts import Launch
+from hangguard.facts import Launch, Process
 from hangguard.observe import Target
-from hangguard.observe.procfs import read_started
+from hangguard.observe.procfs import read_started, read_stat
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -47,6 +47,39 @@ def until_sync(condition, *, within=10.0):
         assert time.monotonic() < deadline, f"not within {within} s"
         time.sleep(0.01)
     return answer
+
+
+class Clock:
+    """Real time, and a jump where a test wants one."""
+
+    def __init__(self):
+        self.jumped = 0.0
+
+    def __call__(self):
+        return time.monotonic() + self.jumped
+
+
+@contextmanager
+def in_a_thread(server):
+    """Let an HTTP server answer; its ``gate`` lets go at the end whom it keeps waiting."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.gate.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def member(pid):
+    """A process as a member of the launch, of which nothing but its identity counts."""
+    stat = read_stat(f"/proc/{pid}/stat")
+    return Process(
+        pid=pid, started=stat.started, parent=stat.parent, title="rank", name="rank", state=stat.state, threads=1,
+        cpu_seconds=0, reaped_cpu_seconds=0, minor_faults=0, major_faults=0, rss_bytes=0,
+    )  # fmt: skip
 
 
 class Family:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import anyio
 import pytest
-from seen import launch, target, until
+from seen import Clock, in_a_thread, launch, target, until
 
 from hangguard.facts import Ask, Listener, Port, Request, Unseen
 from hangguard.observe.answers import HealthProbe, ReadinessProbe
@@ -62,15 +62,8 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(answer):
     server = Server(answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with in_a_thread(server):
         yield server
-    finally:
-        server.gate.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class Probing:
@@ -88,16 +81,6 @@ class Probing:
     async def _settled(self):
         reply = await self.look()
         return reply if reply.state != "waiting" else None
-
-
-class Clock:
-    """Real time, and a jump where a test wants one."""
-
-    def __init__(self):
-        self.jumped = 0.0
-
-    def __call__(self):
-        return time.monotonic() + self.jumped
 
 
 @asynccontextmanager

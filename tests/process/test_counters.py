@@ -3,14 +3,13 @@
 import json
 import subprocess
 import threading
-import time
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import anyio
 import pytest
-from seen import launch, target, until, until_sync
+from seen import Clock, in_a_thread, launch, target, until, until_sync
 
 from hangguard.engines.counters import CANARY_TOKENS, canary_for, load_routes_for, longer, metrics_for
 from hangguard.engines.sglang import SGLANG
@@ -143,23 +142,8 @@ def serving(routes):
     server.daemon_threads, server.block_on_close = True, False
     server.handle_error = lambda *_: None
     server.routes, server.asked, server.gate = routes, [], threading.Event()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with in_a_thread(server):
         yield server
-    finally:
-        server.gate.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-class Clock:
-    def __init__(self):
-        self.jumped = 0.0
-
-    def __call__(self):
-        return time.monotonic() + self.jumped
 
 
 @asynccontextmanager

@@ -13,21 +13,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from commands import poll
 
 from hangguard.testing import little_server_command
 
 PROMPT = {"model": "tiny", "prompt": "hello world", "max_tokens": 6}
-
-
-def poll(look, within=15.0):
-    """Look again until the answer is true; say what was seen last where it never is."""
-    end = time.monotonic() + within
-    while True:
-        seen = look()
-        if seen:
-            return seen
-        assert time.monotonic() < end, f"not within {within} s; last seen: {seen!r}"
-        time.sleep(0.02)
 
 
 def free_port():

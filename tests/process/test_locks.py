@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from seen import PROGRAMS, target, until_sync
+from seen import PROGRAMS, member, target, until_sync
 
-from hangguard.facts import NOT_ASKED, Ask, Launch, LockFile, Process, Tree, Unseen
+from hangguard.facts import NOT_ASKED, Ask, Launch, LockFile, Tree, Unseen
 from hangguard.observe import Shared
 from hangguard.observe._kernel_locks import FileId, Held, is_lock_name, read_locks, waits_for_a_lock
 from hangguard.observe._presence_locks import find_presence_locks
 from hangguard.observe.locks import LocksProbe
-from hangguard.observe.procfs import read_stat, read_title
+from hangguard.observe.procfs import read_title
 
 pytestmark = pytest.mark.anyio
 USER = PROGRAMS / "lock_user.py"
@@ -57,14 +57,6 @@ def use():
 def home(tmp_path):
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
-
-
-def member(pid):
-    stat = read_stat(f"/proc/{pid}/stat")
-    return Process(
-        pid=pid, started=stat.started, parent=stat.parent, title="rank", name="rank", state=stat.state, threads=1,
-        cpu_seconds=0, reaped_cpu_seconds=0, minor_faults=0, major_faults=0, rss_bytes=0,
-    )  # fmt: skip
 
 
 async def look(home, *members, ask=Ask(locks=True), tree=None, env=()):  # noqa: B008 - frozen

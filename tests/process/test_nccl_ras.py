@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from seen import PROGRAMS, launch, target, until_sync
+from seen import PROGRAMS, launch, member, target, until_sync
 
-from hangguard.facts import NOT_ASKED, Ask, Communicator, Process, Tree, Unseen
+from hangguard.facts import NOT_ASKED, Ask, Communicator, Tree, Unseen
 from hangguard.observe import Shared
 from hangguard.observe._nccl_members import version_of_nccl
 from hangguard.observe._ras_answer import UnreadableError, read_json, read_text
@@ -70,14 +70,6 @@ def library(tmp_path):
         return path
 
     return make
-
-
-def member(pid):
-    stat = read_stat(f"/proc/{pid}/stat")
-    return Process(
-        pid=pid, started=stat.started, parent=stat.parent, title="rank", name="rank", state=stat.state, threads=1,
-        cpu_seconds=0, reaped_cpu_seconds=0, minor_faults=0, major_faults=0, rss_bytes=0,
-    )  # fmt: skip
 
 
 async def look(port, pids, ask=ASK, *, nodes=1, tree=None, address=None):

@@ -127,7 +127,7 @@ def test_a_launch_waits_for_a_port_that_only_the_kernel_keeps(tmp_path):
 
 
 def test_a_port_that_stays_bound_is_refused_with_the_reason_and_nothing_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr("hangguard.supervision.attempt.PORT_WITHIN", 0.2)
+    monkeypatch.setattr("hangguard.supervision.usable_port.PORT_WITHIN", 0.2)
     told = []
     with socket.socket() as holder:
         holder.bind((HERE, 0))

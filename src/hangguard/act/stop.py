@@ -13,7 +13,7 @@ import anyio
 from hangguard.act import _tree
 from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.gpus import Gpus, gpu_memory, is_member
-from hangguard.act.spawn import Stopped
+from hangguard.act.stopped import Stopped
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
 from hangguard.observe import procfs

@@ -25,7 +25,7 @@ from hangguard.supervision import events as happened
 
 if TYPE_CHECKING:
     from hangguard.cli.outlets import LogFollower
-    from hangguard.supervision.attempt import RunningAttempt
+    from hangguard.supervision.running import RunningAttempt
     from hangguard.sync import Supervision
 
 PER_SECOND = 4

@@ -99,6 +99,10 @@ class Engine:
     metrics_path: str | None = None
     """Route of its metrics in Prometheus' text form; it may be switched off."""
     metrics: tuple[Metric, ...] = ()
+    metrics_on: str = ""
+    """The flag without which it counts nothing; empty: it needs none."""
+    metrics_off: str = ""
+    """The flag with which it counts nothing."""
     metrics_hint: str = ""
     """What switches them on, for people."""
     load_routes: tuple[LoadRoute, ...] = ()

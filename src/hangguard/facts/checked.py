@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hangguard.facts.asked import Launch
-from hangguard.facts.known import Unseen
-from hangguard.facts.seen import NOT_ASKED, Gpu, Host, Listener, LockFile
+from hangguard.facts.known import NOT_ASKED, Unseen
+from hangguard.facts.seen import Gpu, Host, Listener
+from hangguard.facts.seen_files import LockFile
 
 Answer: TypeAlias = Literal["good", "poor", "missing", "unseen"]
 """good: nothing to do; poor: it is there and may cost something; missing: it is not there; unseen: it could not be

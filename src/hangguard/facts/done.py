@@ -10,7 +10,7 @@ from hangguard.facts.asked import AppliedChange, Launch
 from hangguard.facts.cleaned import CleanupItem, CleanupReport, What, Whose
 from hangguard.facts.decided import Diagnosis, Verdict
 from hangguard.facts.known import Unseen
-from hangguard.facts.seen import FileKind
+from hangguard.facts.seen_files import FileKind
 
 
 def _as_named(pid: int, title: str) -> str:

@@ -28,6 +28,9 @@ class Unseen:
     reason: str
 
 
+NOT_ASKED = Unseen("not asked for in this sample")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
     """A log line that tells where start-up is. ``since`` and ``until`` are versions, both inclusive."""

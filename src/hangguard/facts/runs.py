@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hangguard.facts.known import Unseen
-from hangguard.facts.seen import HeldFile
+from hangguard.facts.seen_files import HeldFile
 
 Identity: TypeAlias = tuple[int, int]
 """(pid, start time in clock ticks since boot): a process."""

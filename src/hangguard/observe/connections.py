@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from hangguard.observe.procfs import tcp_tables
+
 _ESTABLISHED = 1
 """TCP_ESTABLISHED, include/net/tcp_states.h."""
 
@@ -234,23 +236,11 @@ def _plain(address: str) -> str:
 
 
 def _from_tables(net: str) -> Iterator[Connection]:
-    """Yield from ``/proc/net/tcp`` and ``tcp6``: Documentation/networking/proc_net_tcp.rst. One of them is enough."""
-    problem: OSError | None = None
-    read = 0
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"{net}/{name}", encoding="ascii") as table:  # noqa: PTH123 - a kernel file
-                lines = table.readlines()[1:]
-        except OSError as missing:
-            problem = problem or missing
-            continue
-        read += 1
+    for lines in tcp_tables(net):
         for line in lines:
             columns = line.split()
             if int(columns[3], 16) == _ESTABLISHED:
                 yield Connection(_end(columns[1]), _end(columns[2]), int(columns[9]), None)
-    if not read and problem is not None:
-        raise problem
 
 
 def _end(text: str) -> End:

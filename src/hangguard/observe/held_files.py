@@ -6,7 +6,9 @@ import os
 import stat
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hangguard import held
@@ -219,3 +221,10 @@ def _has_its_name(file: HeldFile) -> bool:
 
 def _plain(file: HeldFile) -> held.Plain:
     return {"device": file.device, "inode": file.inode, "path": file.path, "kind": file.kind}
+
+
+def names_in_shm() -> frozenset[str] | None:
+    """Return what lies in /dev/shm now; ``None``: it may not be listed."""
+    with suppress(OSError):
+        return frozenset(Path(name).name for name in held.names_in().values())
+    return None

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 from hangguard.facts import NOT_ASKED, Ask, Listener, Port, Tree, Unseen
 from hangguard.observe import connections
 from hangguard.observe.lane import Lane
-from hangguard.observe.procfs import read_title
+from hangguard.observe.procfs import read_title, tcp_tables
 from hangguard.observe.target import Shared, Target, why_unseen
 
 _LISTEN = "0A"
@@ -149,20 +149,9 @@ class _Search:
         return Listener(pid=pid, title=_name(pid), ours=None if members is None else bool(ours))
 
     def _listening(self, port: int) -> Iterator[tuple[str, str]]:
-        """Yield (address, inode). Without IPv6 there is no ``tcp6``; without either we could not look."""
-        read = 0
-        problem: OSError | None = None
-        for name in ("tcp", "tcp6"):
-            try:
-                with open(f"{self._net}/{name}", encoding="ascii") as table:  # noqa: PTH123 - a kernel file
-                    lines = table.readlines()[1:]
-            except OSError as missing:
-                problem = problem or missing
-                continue
-            read += 1
+        """Yield (address, inode)."""
+        for lines in tcp_tables(self._net):
             yield from _listening_in(lines, port)
-        if not read and problem is not None:
-            raise problem
 
     def _holders_of(self, inodes: list[str], members: frozenset[int]) -> dict[str, _Holder]:
         holders = {

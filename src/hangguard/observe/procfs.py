@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -184,3 +184,24 @@ def exit_code_of_pidfd(descriptor: int) -> int | Unseen | None:
     if not int.from_bytes(info[0:8], "little") & _PIDFD_INFO_EXIT:
         return None
     return os.waitstatus_to_exitcode(int.from_bytes(info[60:64], "little", signed=True))
+
+
+def tcp_tables(net: str = "/proc/net") -> Iterator[list[str]]:
+    """Yield the lines of ``tcp`` and ``tcp6`` below it: Documentation/networking/proc_net_tcp.rst.
+
+    One of them is enough (without IPv6 there is no ``tcp6``); without either we could not look, and the first
+    :class:`OSError` is raised.
+    """
+    problem: OSError | None = None
+    read = 0
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"{net}/{name}", encoding="ascii") as table:  # noqa: PTH123 - a kernel file
+                lines = table.readlines()[1:]
+        except OSError as missing:
+            problem = problem or missing
+            continue
+        read += 1
+        yield lines
+    if not read and problem is not None:
+        raise problem

@@ -15,6 +15,7 @@ import anyio
 
 from hangguard.redact import redact
 from hangguard.supervision.events import Event
+from hangguard.supervision.stream import Stream
 
 Hook: TypeAlias = Callable[[Event], object]
 
@@ -30,7 +31,7 @@ FAREWELL = 2.0
 """Seconds that hooks get at the end to take what is still queued."""
 
 
-class Subscription:
+class Subscription(Stream[Event]):
     """Events from the moment of subscribing on, as an asynchronous iterator. Dropping it ends it."""
 
     def __init__(self) -> None:
@@ -39,15 +40,6 @@ class Subscription:
         self._over = False
         self.missed = 0
         """Events that were dropped because nobody took them."""
-
-    def __aiter__(self) -> Subscription:
-        return self
-
-    async def __anext__(self) -> Event:
-        event = await self.next_or_none()
-        if event is None:
-            raise StopAsyncIteration
-        return event
 
     async def next_or_none(self) -> Event | None:
         """Return the next event, or ``None`` when the supervision is over."""

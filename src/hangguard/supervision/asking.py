@@ -13,9 +13,9 @@ from hangguard.act._link import Descriptor, poll_until
 from hangguard.errors import NoAnswer
 from hangguard.facts import FoundRun, Identity, Unseen
 from hangguard.observe.lane import in_time
-from hangguard.supervision.attempt import first_of
 from hangguard.supervision.control_line import LONGEST_ANSWER, BadLineError, ControlLine
 from hangguard.supervision.control_socket import connect_in
+from hangguard.supervision.first_of import first_of
 
 ANSWER_WITHIN = 5.0
 """Seconds for a connection, and for each answer that needs nothing but the asking. Its looks take less than that."""

@@ -15,18 +15,16 @@ from types import TracebackType
 
 import anyio
 
-from hangguard.act import _daemons, _tree
-from hangguard.act.spawn import TAKE_OVER_WITHIN, Stopped
+from hangguard.act import _tree
 from hangguard.act.stop import prove_release
+from hangguard.act.without_guardian import stop_members
 from hangguard.engines.base import Engine
 from hangguard.errors import BadLaunch, LeftBehind, WrongProcess
 from hangguard.facts import (
     Ask,
     Attempt,
     Broken,
-    Daemon,
     Diagnosis,
-    EndedProcess,
     Exited,
     Expired,
     Gpu,
@@ -36,35 +34,31 @@ from hangguard.facts import (
     Release,
     Sample,
     Stuck,
-    Survivor,
     Unseen,
     Verdict,
 )
 from hangguard.judge import Memory, diagnose_memory, next_ask, start, step
-from hangguard.observe.lane import Lane
+from hangguard.observe.held_files import names_in_shm
 from hangguard.redact import redact, secrets_of
 from hangguard.store import open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook, Subscription
-from hangguard.supervision.attempt import KEPT_SAMPLES, PERIOD, names_in_shm
 from hangguard.supervision.events import (
     Attached,
     BecameReady,
     Ended,
     Event,
     Notice,
-    PhaseChanged,
     Released,
     Stopping,
-    VerdictChanged,
 )
-from hangguard.supervision.evidence import read_tail, without_bulk, write_evidence
+from hangguard.supervision.evidence import EVIDENCE_WITHIN, read_tail, without_bulk, write_evidence
 from hangguard.supervision.found import FoundServer, choose
 from hangguard.supervision.run import OnHang, look_who_listens
+from hangguard.supervision.running import KEPT_SAMPLES, PERIOD
+from hangguard.supervision.turns import turns
 from hangguard.supervision.watch import Watch, watching
 
 log = logging.getLogger("hangguard")
-
-EVIDENCE_WITHIN = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,14 +238,11 @@ class AsyncWatch:
         return self._memory.verdict
 
     def _tell_changes(self, before: Memory, after: Memory, t: float) -> None:
-        for (previous, _), (phase, at) in zip(after.phases, after.phases[1:], strict=False):
-            if (phase, at) not in before.phases:
-                self._tell(PhaseChanged(t=at, attempt=1, phase=phase, previous=previous))
-        old, new = before.verdict, after.verdict
-        if before.last is None or (type(old), old.kind) != (type(new), new.kind):
-            self._tell(VerdictChanged(t=t, attempt=1, verdict=new))
-            if isinstance(new, Ready) and not (before.last is not None and isinstance(old, Ready)):
-                self._tell(BecameReady(t=t, attempt=1, url=self.url, changes=()))
+        for event in turns(before, after, t=t, attempt=1):
+            self._tell(event)
+        was_ready = before.last is not None and isinstance(before.verdict, Ready)
+        if isinstance(after.verdict, Ready) and not was_ready:
+            self._tell(BecameReady(t=t, attempt=1, url=self.url, changes=()))
 
     async def _act(self, watch: Watch) -> None:
         """Keep the evidence, stop it, prove the release: bounded, shielded."""
@@ -302,40 +293,6 @@ class AsyncWatch:
 
 async def _gpus(watch: Watch) -> tuple[Gpu, ...] | Unseen:
     return (await watch.observer.take_sample()).gpus
-
-
-async def stop_members(
-    root: tuple[int, int], members: set[tuple[int, int]], *, grace: float, port: int | None = None
-) -> Stopped:
-    """Stop exactly these processes and their descendants, each by a descriptor that can mean nobody else.
-
-    ``members`` gets those that are born meanwhile. Daemons of somebody else are left; whoever listens on ``port`` is
-    none.
-    """
-    daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=None, port=port)
-    proofs: dict[tuple[int, int], str] = {root: "whoever asked named it, with its start time"}
-
-    def find(entries: _tree.Entries) -> set[tuple[int, int]]:
-        found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare, proofs=proofs)
-        members.update(found)
-        return found
-
-    began = anyio.current_time()
-    ending = _tree.Ending(find, root=root, grace=grace, daemons=daemons, proofs=proofs)
-    lane = Lane("stop")
-    try:
-        ended = await lane.ask(ending.run, within=grace + TAKE_OVER_WITHIN)
-    finally:
-        lane.close()
-    seconds = anyio.current_time() - began
-    if isinstance(ended, Unseen):
-        return Stopped(survivors=(), ended=0, seconds=seconds, by="supervisor")
-    survivors = tuple(Survivor(**survivor) for survivor in ended.survivors)  # type: ignore[arg-type]
-    left = tuple(Daemon(**daemon) for daemon in ended.daemons)  # type: ignore[arg-type]
-    gone = tuple(EndedProcess(**process) for process in ended.processes)  # type: ignore[arg-type]
-    return Stopped(
-        survivors=survivors, ended=ended.ended, seconds=seconds, by="supervisor", daemons=left, processes=gone
-    )
 
 
 class AsyncAttachment:

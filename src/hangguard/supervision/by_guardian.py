@@ -25,6 +25,7 @@ from hangguard.supervision.asking import until_dead
 from hangguard.supervision.attach import AsyncAttachment, AsyncWatch, Attaching
 from hangguard.supervision.living import LivingRun, living_members
 from hangguard.supervision.standing import until_standing
+from hangguard.supervision.stream import Stream
 
 STOP_WITHIN = 60.0
 """Seconds for the guardian's stop: its grace of ``death_grace``, the kill, what resource trackers take."""
@@ -136,20 +137,11 @@ class ByGuardian:
                 descriptor.close()
 
 
-class WatchedEvents:
+class WatchedEvents(Stream[dict[str, Any]]):
     """What is seen of a run whose supervisor is dead, as plain values; an asynchronous iterator."""
 
     def __init__(self, subscription: Subscription | None) -> None:
         self._subscription = subscription
-
-    def __aiter__(self) -> WatchedEvents:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        event = await self.next_or_none()
-        if event is None:
-            raise StopAsyncIteration
-        return event
 
     async def begin(self) -> None:
         """Nothing is to be done: it has begun."""

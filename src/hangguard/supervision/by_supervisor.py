@@ -11,6 +11,7 @@ from hangguard.facts import FoundRun, ReachedState, RunState, RunStatus, RunStop
 from hangguard.observe.lane import in_time
 from hangguard.run_state import read_run, read_status
 from hangguard.supervision.asking import ANSWER_WITHIN, Answers, asking, begin_asking
+from hangguard.supervision.stream import Stream
 
 STOP_WITHIN = 180.0
 """Seconds after which nobody waits for a stop any more: evidence, grace, kill and proof take 125 at most by default."""
@@ -115,7 +116,7 @@ class BySupervisor:
         return NoAnswer(self._found.run_id, self._state.supervisor[0], problem)
 
 
-class EventStream:
+class EventStream(Stream[dict[str, Any]]):
     """The events of a run, as the plain values that ``as_json()`` gives; an asynchronous iterator.
 
     It begins when the first one is asked for, and ends with the run.
@@ -126,15 +127,6 @@ class EventStream:
         self._state = state
         self._answers: Answers | None = None
         self._over = False
-
-    def __aiter__(self) -> EventStream:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        event = await self.next_or_none()
-        if event is None:
-            raise StopAsyncIteration
-        return event
 
     async def begin(self) -> None:
         """Let it begin now."""

@@ -24,10 +24,10 @@ from hangguard.facts import Unseen
 from hangguard.observe.lane import in_time
 from hangguard.redact import redact
 from hangguard.supervision.announcer import Subscription
-from hangguard.supervision.attempt import first_of
 from hangguard.supervision.control_line import LONGEST_REQUEST, BadLineError, ControlLine
 from hangguard.supervision.control_socket import listen_in, peer_of, unlink_in
 from hangguard.supervision.events import BecameReady, Notice, VerdictChanged
+from hangguard.supervision.first_of import first_of
 from hangguard.supervision.serve import Story
 from hangguard.supervision.standing import standing, status_of
 from hangguard.supervision.stop_within import StopWithin

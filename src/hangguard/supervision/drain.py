@@ -12,8 +12,9 @@ import anyio
 
 from hangguard.facts import Broken, Drained, Exited, Expired, Ready, Stuck
 from hangguard.judge.in_flight import InFlight, look_again
-from hangguard.supervision.attempt import NO_DRAIN, PERIOD, PERIOD_AT_END, RunningAttempt
 from hangguard.supervision.events import Draining, Notice
+from hangguard.supervision.running import PERIOD, PERIOD_AT_END, RunningAttempt
+from hangguard.supervision.wishes import NO_DRAIN
 
 End: TypeAlias = Literal["done", "time", "cut", "hung", "exited"]
 

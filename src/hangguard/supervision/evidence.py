@@ -14,6 +14,9 @@ from hangguard.store import RunFolder, tail_of
 
 log = logging.getLogger("hangguard")
 
+EVIDENCE_WITHIN = 8.0
+"""Seconds that gathering evidence may take before the stop goes on without it."""
+
 WITHIN = 3.0
 """Seconds that a disk may take before the evidence is given up: a full or wedged disk must not hold a stop."""
 

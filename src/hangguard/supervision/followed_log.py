@@ -14,6 +14,7 @@ from hangguard.observe.lane import Lane
 from hangguard.observe.log_lines import BEHIND, LineReader
 from hangguard.redact import clean_text, redact, secrets_of
 from hangguard.supervision.serve import Story
+from hangguard.supervision.stream import Stream
 
 PERIOD = 0.2
 """Seconds between two looks at a log in which nothing is new: a look is one fstat(2)."""
@@ -21,7 +22,7 @@ WITHIN = 5.0
 """Seconds that a disk may take for one turn; a reader then asks again."""
 
 
-class LogLines:
+class LogLines(Stream[LogLine]):
     """Lines of the server's log, as an asynchronous iterator that ends with the supervision. Dropping it ends it.
 
     Nothing is queued for a reader but one turn of 128 KiB. Who is more than 16 MiB behind goes on at the newest lines,
@@ -40,15 +41,6 @@ class LogLines:
         self._alone = threading.Lock()
         self._lane = Lane("log lines")
         weakref.finalize(self, self._lane.close).atexit = False
-
-    def __aiter__(self) -> LogLines:
-        return self
-
-    async def __anext__(self) -> LogLine:
-        line = await self.next_or_none()
-        if line is None:
-            raise StopAsyncIteration
-        return line
 
     async def next_or_none(self) -> LogLine | None:
         """Return the next line, or ``None`` at the end. Raises :class:`OSError` when the log cannot be read."""

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from hangguard.act.spawn import LastWords
+from hangguard.act.guarded import LastWords
 from hangguard.facts import Stack, Unseen
 from hangguard.observe._last_words import parse_last_words
 from hangguard.observe.lane import Lane

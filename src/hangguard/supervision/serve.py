@@ -3,7 +3,7 @@
 Start reading here. A *launch* is what to start; an *attempt* is one launch from spawn to the proof that nothing of
 it is left; a *fallback* is one change to a launch (a flag, a variable) that may cure what went wrong. What the
 attempt looks like inside stands in ``attempt.py``, what to do next is decided purely in ``judge/policy.py``, and
-the caller's side (``with``, ``async with``, the handle) is ``handle.py`` and ``sync.py``.
+the caller's side is ``block.py`` (``async with``), ``handle.py`` (what that gives) and ``sync.py`` (``with``).
 
 Everything that is stored (the history, what was changed, the time that is left) is owned by the one task that runs
 :func:`serve`. The handle reads it through :class:`Story` and asks through its ``wishes``. A server that was ready and
@@ -22,11 +22,14 @@ from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
 from hangguard.redact import redact_argv
-from hangguard.supervision.attempt import RunningAttempt, Wishes, attempting, on_a_fresh_port
+from hangguard.supervision.attempt import attempting
 from hangguard.supervision.drain import drain
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
 from hangguard.supervision.retry import budget
 from hangguard.supervision.run import Run
+from hangguard.supervision.running import RunningAttempt
+from hangguard.supervision.usable_port import on_a_fresh_port
+from hangguard.supervision.wishes import Wishes
 
 
 @dataclass(slots=True)

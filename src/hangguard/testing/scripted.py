@@ -58,7 +58,7 @@ from hangguard.observe.port_left import PortLeft
 from hangguard.observe.sysv import Segment
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Announcer, Hook
-from hangguard.supervision.handle import AsyncSupervision
+from hangguard.supervision.block import AsyncSupervision
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnHang, Run, World
 

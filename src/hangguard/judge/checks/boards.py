@@ -19,10 +19,9 @@ def gpus(ground: Ground) -> Iterator[Check]:
     """Whether the launch has as many GPUs as it wants, and whether they can be seen."""
     boards, ranks = ground.seen.gpus, ground.launch.ranks
     if isinstance(boards, Unseen):
-        yield Check(
-            what="GPUs",
-            answer="unseen",
-            found=boards.reason,
+        yield unseen(
+            "GPUs",
+            boards,
             patience=ground.without_proof,
             loses="whether a GPU works: a kernel that never ends cannot be told from a long one",
             helps="nvidia-smi; in a container --gpus all (NVIDIA_DRIVER_CAPABILITIES with utility)",

@@ -55,9 +55,13 @@ CheckOf: TypeAlias = Callable[[Ground], Iterator[Check]]
 """One row, several, or none where the question does not come up."""
 
 
-def unseen(what: str, fact: Unseen, *, means: str = "", helps: str = "", patience: float | None = None) -> Check:
+def unseen(
+    what: str, fact: Unseen, *, means: str = "", loses: str = "", helps: str = "", patience: float | None = None
+) -> Check:
     """Return the row of what could not be looked at."""
-    return Check(what=what, answer="unseen", found=fact.reason, means=means, helps=helps, patience=patience)
+    return Check(
+        what=what, answer="unseen", found=fact.reason, means=means, loses=loses, helps=helps, patience=patience
+    )
 
 
 def size(count: float) -> str:

@@ -28,10 +28,9 @@ def processes(ground: Ground) -> Iterator[Check]:
     """Whether the processes of others are seen. Those of the server are, as long as they stay this user's."""
     rights = ground.seen.permissions
     if isinstance(rights, Unseen):
-        yield Check(
-            what="processes",
-            answer="unseen",
-            found=rights.reason,
+        yield unseen(
+            "processes",
+            rights,
             patience=ground.without_sight,
             loses="every proof: nothing is called a hang",
             helps="mount -t proc proc /proc",
@@ -143,7 +142,7 @@ def counters(ground: Ground) -> Iterator[Check]:
     engine, words = ground.engine, ground.words
     if not engine.metrics or not ground.launch.answers:
         return
-    on, off = _SWITCHES.get(engine.name, ("", ""))
+    on, off = engine.metrics_on, engine.metrics_off
     if (on and not has_flag(words, on)) or (off and has_flag(words, off)):
         yield Check(
             what="request counters",
@@ -156,7 +155,3 @@ def counters(ground: Ground) -> Iterator[Check]:
         )
     else:
         yield Check(what="request counters", answer="good", found=f"{engine.name} counts requests and tokens")
-
-
-_SWITCHES = {"sglang": ("--enable-metrics", ""), "vllm": ("", "--disable-log-stats")}
-"""By engine: the flag that switches its counters on, and the one that switches them off."""

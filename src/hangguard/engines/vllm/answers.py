@@ -1,99 +1,15 @@
-"""The tables of what "answered" means: for SGLang and for vLLM, by task and version."""
+"""What vLLM answers when it works, what it counts meanwhile, and where it tells that it rests."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from hangguard.engines.answered import AUDIO_SECONDS, Answered
-from hangguard.facts import Request, Task
-
-_LAST_READ_OF_SGLANG = "0.5.23"
-_OF_SGLANG = "srt/entrypoints/http_server.py of 0.5.23"
-_COMPLETION = Request(
-    method="POST",
-    path="/v1/completions",
-    body='{"model": "{model}", "prompt": "Hello", "max_tokens": 1, "temperature": 0}',
-    task="generate",
-)
-_SCORES = Request(method="POST", path="/classify", proof=("embedding", "0.embedding"))
-_SCORED: tuple[Task, ...] = ("classify", "pool")
-# A model that does not generate takes a completion for an embedding, and the front end fails over it with a 500.
-_GENERATES = "is_generation"
-
-SGLANG = (
-    Answered(
-        request=replace(_COMPLETION, unless_false=("/get_model_info", _GENERATES)),
-        tokenizes=True,
-        until=_LAST_READ_OF_SGLANG,
-        source=f"{_OF_SGLANG}; /get_model_info in all releases read",
-    ),
-    Answered(
-        request=replace(_COMPLETION, unless_false=("/model_info", _GENERATES)),
-        tokenizes=True,
-        since="0.5.24a0",
-        source=f"{_OF_SGLANG}, which logs that /get_model_info will go",
-    ),
-    Answered(
-        request=Request(
-            method="POST",
-            path="/generate",
-            body='{"input_ids": [1], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}',
-            task="generate",
-            proof=("output_ids", "meta_info.completion_tokens"),
-        ),
-        tokenizes=False,
-        source=f"{_OF_SGLANG}: its own warm-up sends token ids so",
-    ),
-    Answered(
-        request=Request(
-            method="POST", path="/v1/embeddings", body='{"model": "{model}", "input": "Hello"}', task="embed"
-        ),
-        tokenizes=True,
-        source=f"{_OF_SGLANG}; rerankers and classifiers answer it too",
-    ),
-    Answered(
-        request=Request(
-            method="POST", path="/encode", body='{"input_ids": [1]}', task="embed", proof=("embedding", "0.embedding")
-        ),
-        tokenizes=False,
-        source=f"{_OF_SGLANG}: its own warm-up",
-    ),
-    Answered(
-        request=Request(
-            method="POST",
-            path="/v1/rerank",
-            body='{"query": "Hello", "documents": ["Hello"]}',
-            task="rerank",
-            proof=("0.score", "results.0.relevance_score"),
-        ),
-        tokenizes=True,
-        source=f"{_OF_SGLANG}; srt/entrypoints/openai/serving_rerank.py",
-    ),
-    *(
-        Answered(
-            request=replace(_SCORES, task=task, body=body),
-            tokenizes=tokenizes,
-            source=f"{_OF_SGLANG}: the scores of a reward model or classifier come as an embedding",
-        )
-        for task in _SCORED
-        for tokenizes, body in ((True, '{"text": "Hello"}'), (False, '{"input_ids": [1]}'))
-    ),
-    Answered(
-        request=Request(
-            method="POST",
-            path="/v1/audio/transcriptions",
-            form=(("model", "{model}"),),
-            audio_seconds=AUDIO_SECONDS,
-            task="transcribe",
-            proof=("text",),
-        ),
-        source=_OF_SGLANG,
-    ),
-)
+from hangguard.engines.answered import AUDIO_SECONDS, Answered, request_for
+from hangguard.engines.counters import longer
+from hangguard.engines.vllm.releases import READ
+from hangguard.facts import Launch, Metric, QuietRoute, Request
 
 _OF_VLLM = "entrypoints of 0.32.0, and the releases read"
 
-VLLM = (
+ANSWERS = (
     Answered(
         request=Request(
             method="POST",
@@ -182,4 +98,39 @@ VLLM = (
         ),
         source=f"{_OF_VLLM}; needs vllm[audio]. Silence is transcribed too, as no words",
     ),
+)
+
+
+def ready(launch: Launch) -> Request | None:
+    """Return the request that proves the engine: every other route answers 200 while it hangs."""
+    return request_for(ANSWERS, launch)
+
+
+def canary(launch: Launch) -> Request | None:
+    """Return the request of :func:`ready` with many tokens instead of one."""
+    request = ready(launch)
+    return longer(request) if request is not None else None
+
+
+# v1/metrics/loggers.py. The gauges travel with the engine's output: a hang in the first step of an idle engine
+# leaves 0 running and 0 waiting. The counters rise with every step that gave tokens, one after each long prefill.
+METRICS = (
+    Metric(field="running", name="vllm:num_requests_running", source=READ),
+    Metric(field="waiting", name="vllm:num_requests_waiting", source=READ),
+    Metric(field="generated_tokens", name="vllm:generation_tokens_total", source=READ),
+    Metric(field="prompt_tokens", name="vllm:prompt_tokens_total", source=READ),
+    # Set by the front end, so it is true while the engine hangs too. Older releases lack it, some without a sign.
+    Metric(
+        field="awake",
+        name="vllm:engine_sleep_state",
+        labels=(("sleep_state", "awake"),),
+        source="released source, 0.32.0",
+    ),
+)
+
+_DEV_MODE = "VLLM_SERVER_DEV_MODE"
+# Both ask the engine core: they answer while it sleeps or is paused, and not while it hangs.
+QUIET_ROUTES = (
+    QuietRoute(path="/is_sleeping", key="is_sleeping", variable=_DEV_MODE, source="0.32.0, entrypoints/serve/dev"),
+    QuietRoute(path="/is_paused", key="is_paused", variable=_DEV_MODE, source="0.32.0, entrypoints/rl/online"),
 )

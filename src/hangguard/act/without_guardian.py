@@ -1,0 +1,176 @@
+"""What is ended from this process: a launch whose guardian is dead, and a server that somebody else has started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import anyio
+
+from hangguard import held
+from hangguard.act import _daemons, _tree
+from hangguard.act._left import LOOK_WITHIN
+from hangguard.act._link import NEWS_WITHIN, poll_until
+from hangguard.act.belongings import Belongings
+from hangguard.act.files import clear_files
+from hangguard.act.stopped import Stopped, as_stopped
+from hangguard.facts import RemovedFile, Unseen
+from hangguard.observe import procfs
+from hangguard.observe.lane import Lane
+
+Identity: TypeAlias = tuple[int, int]
+
+TAKE_OVER_WITHIN = 15.0
+"""An ending without grace takes at most this: settling, trackers, and scans of a large machine."""
+
+
+class OwnEnding:
+    """The stop of a launch by this process. Belongs to one event loop; :meth:`hurry` may be called from anywhere."""
+
+    def __init__(self, belongings: Belongings, clock: Callable[[], float]) -> None:
+        self._all = belongings
+        self._clock = clock
+        self._hurried = False
+        self._ending: _tree.Ending | None = None
+
+    def hurry(self) -> None:
+        """End the grace, of the stop in progress or of the one to come."""
+        self._hurried = True
+        ending = self._ending
+        if ending is not None:
+            ending.hurry()
+
+    async def run(self, *, grace: float, within: float, began: float) -> Stopped:
+        """End every member, then remove what they have left; say what came of it since ``began``."""
+        if self._ending is not None:
+            self._ending.shorten(time.monotonic() + grace)
+        unseen = await self._look_at_files()
+        ended = await self._end_members(grace, within)
+        if isinstance(ended, Unseen):
+            unknown = {"title": ended.reason, "state": "", "wait_channel": ""}
+            left = [{"pid": pid, "started": at, **unknown} for pid, at in self._all.members]
+            return as_stopped(
+                members=self._all.members,
+                survivors=left,
+                seconds=self._clock() - began,
+                by="supervisor",
+                files=self._all.kept_files(ended.reason),
+                files_unseen=unseen,
+            )
+        self._all.members |= ended.members
+        survivors = [*ended.survivors, *self._all.hidden_members()]
+        files = await self._clear_files(survivors)
+        return as_stopped(
+            members=ended.members | {(one["pid"], one["started"]) for one in survivors},
+            survivors=survivors,
+            seconds=self._clock() - began,
+            by="supervisor",
+            daemons=ended.daemons,
+            processes=ended.processes,
+            files=files,
+            files_unseen=unseen,
+        )
+
+    async def _end_members(self, grace: float, within: float) -> _tree.Ended | Unseen:
+        ending = self._ending = _tree.Ending(
+            self._all.find_members,
+            root=self._all.root,
+            grace=grace,
+            daemons=self._all.daemons,
+            proofs=self._all.proofs,
+        )
+        if self._hurried:  # before there was an ending to hurry
+            ending.hurry()
+        lane = Lane("ending")
+        try:
+            return await lane.ask(ending.run, within=grace + max(within, TAKE_OVER_WITHIN))
+        except OSError as problem:  # this program has no descriptors left, for example
+            return Unseen(f"nobody could look: {problem.strerror}")
+        finally:
+            ending.hurry()
+            self._ending = None
+            lane.close()
+
+    async def _clear_files(self, survivors: list[dict[str, Any]]) -> tuple[RemovedFile, ...]:
+        if survivors:
+            return self._all.kept_files("a member lives")
+        return await clear_files(self._all.plain_files)
+
+    async def _look_at_files(self) -> tuple[str, ...]:
+        """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
+        everything = self._all
+        lane, look = Lane("held files"), held.Look((), elsewhere=everything.elsewhere)
+        others = held.Others(elsewhere=everything.elsewhere)
+
+        def run() -> None:
+            members = everything.find_members(_tree.read_entries())
+            look.add(members)
+            others.run(everything.unknown_of(look.run()), members, everything.shm_before)
+
+        try:
+            done = await lane.ask(run, within=LOOK_WITHIN)
+        except OSError as problem:
+            done = Unseen(problem.strerror or str(problem))
+        finally:
+            lane.close()
+        if isinstance(done, Unseen) and not look.skip(done.reason):
+            look.left_out.append(done.reason)
+        if everything.shm_before is None:
+            look.left_out.append("what lay in /dev/shm before the launch")
+        else:
+            everything.shm_before |= others.files()
+        if not others.is_done:
+            look.left_out.append("who else writes to shared memory that was new")
+        everything.add_files(others.settled(look.found))
+        return tuple(look.left_out[:16])
+
+
+async def wait_for_end(process: Identity, pidfd: int | None) -> int | Unseen:
+    """Wait for the end of the launched process, now that its parent can no longer tell it; return its exit code."""
+    if pidfd is None:
+        # What /proc hides is not seen to have ended.
+        await poll_until(lambda: not (_tree.is_alive(process) or procfs.is_hidden(process[0])), every=0.5)
+        return Unseen("the guardian died first, and this system has no pidfds")
+    await anyio.wait_readable(pidfd)
+    # The kernel tells once the new parent, pid 1 as a rule, has waited for it.
+    with anyio.move_on_after(NEWS_WITHIN):
+        await poll_until(lambda: _tree.exit_code_of(pidfd) is not None)
+    code = _tree.exit_code_of(pidfd)
+    if code is not None:
+        return code
+    return Unseen("the guardian died first, and the kernel does not tell the code (Linux 6.15 does)")
+
+
+async def stop_members(root: Identity, members: set[Identity], *, grace: float, port: int | None = None) -> Stopped:
+    """Stop exactly these processes and their descendants, each by a descriptor that can mean nobody else.
+
+    ``members`` gets those that are born meanwhile. Daemons of somebody else are left; whoever listens on ``port`` is
+    none.
+    """
+    daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=None, port=port)
+    proofs: dict[Identity, str] = {root: "whoever asked named it, with its start time"}
+
+    def find(entries: _tree.Entries) -> set[Identity]:
+        found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare, proofs=proofs)
+        members.update(found)
+        return found
+
+    began = anyio.current_time()
+    ending = _tree.Ending(find, root=root, grace=grace, daemons=daemons, proofs=proofs)
+    lane = Lane("stop")
+    try:
+        ended = await lane.ask(ending.run, within=grace + TAKE_OVER_WITHIN)
+    finally:
+        lane.close()
+    seconds = anyio.current_time() - began
+    if isinstance(ended, Unseen):
+        return Stopped(survivors=(), ended=0, seconds=seconds, by="supervisor")
+    return as_stopped(
+        members=ended.members,
+        survivors=ended.survivors,
+        seconds=seconds,
+        by="supervisor",
+        daemons=ended.daemons,
+        processes=ended.processes,
+    )
