@@ -9,9 +9,9 @@ mean that the supervisor is gone.
 
 The protocol is one JSON object a line, each with ``"v": 1``. The first line is the launch, so that no secret
 of it stands in an argv. Bytes of argv, environment and paths travel as latin-1 text. Requests (``do``):
-launch, stop, hurry, remember, files, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped,
-progress, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may come
-late, in another order, or not at all.
+launch, stop, hurry, remember, files, heard, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped,
+progress, found, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may
+come late, in another order, or not at all; ``heard`` carries that of what was found.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hangguard import elsewhere, held
-    from hangguard.act import _aside, _daemons, _lease, _left, _tree
+    from hangguard.act import _aside, _daemons, _lease, _left, _telling, _tree
 else:
     import importlib.util
 
@@ -48,6 +48,7 @@ else:
         return module
 
     _tree, _aside, _daemons, _lease, _left = map(_load, ("_tree", "_aside", "_daemons", "_lease", "_left"))
+    _telling = _load("_telling")
     held, elsewhere = _load("held", ""), _load("elsewhere", "")
 
 PROTOCOL = 1
@@ -108,6 +109,7 @@ class Guardian:
         self._pristine = True
         self._aside = _aside.Aside(self._ring)
         self._left = _left.Left(self._aside, held=held, lease=_lease)
+        self._telling = _telling.Telling(self._line.put, lambda: self._line.has_room)
         self._looked_last = False  # before the first SIGKILL
         self._ended: _tree.Ended | None = None  # and what it left is being removed
 
@@ -239,7 +241,7 @@ class Guardian:
                 self._due = time.monotonic()
             elif "of" not in answer:
                 self._line.put(**answer)
-        self._line.flush()
+        self._tell_finds()
         if not self._alone:
             self._poll.modify(self._line.fileno(), select.POLLIN | (select.POLLOUT if self._line.waits else 0))
         self._over = self._over or self._has_nothing_to_do()
@@ -326,6 +328,8 @@ class Guardian:
             self._left.remember(_lease.received(message["new"]))
             self._left.forget(_lease.received(message["gone"]))
             self._left.leave_to_others(message["others"])
+        elif what == "heard":
+            self._hear_of_finds(int(message["id"]))
         elif what == "stacks":
             self._read_stack(message)
         elif what == "last-words":
@@ -400,6 +404,7 @@ class Guardian:
             return
         if self._ending is None:
             _, find = self._members_for_aside()
+            self._telling.begin()
             self._left.look(lambda: find(_tree.read_entries()))
             self._ending = _tree.Ending(
                 self._find_members,
@@ -427,7 +432,20 @@ class Guardian:
         if not self._left.glances_until(alone=self._alone) and not self._looked_last:
             self._looked_last = True
             self._glance(at_once=True)
-        return bool(self._left.glances_until(alone=self._alone))
+        looks_until = self._left.glances_until(alone=self._alone)
+        self._tell_finds()
+        return bool(looks_until or self._telling.holds_until(alone=self._alone))
+
+    def _tell_finds(self) -> None:
+        """Send what the looks have found, as far as it can be sent now, with all else that is still to be sent."""
+        files, others = self._left.news()
+        self._telling.add(_lease.carried(files), others)
+        self._line.flush()
+
+    def _hear_of_finds(self, number: int) -> None:
+        self._telling.hear(number)
+        if self._ending is not None:
+            self._due = time.monotonic()
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
         spare = None if self._daemons is None else self._daemons.spare
@@ -455,6 +473,10 @@ class Guardian:
         assert self._ending is not None
         if looks_until := self._left.looks_until(alone=self._alone):  # before anybody is signalled
             self._due = looks_until
+            return
+        self._tell_finds()
+        if self._ending.step == "asking" and (until := self._telling.holds_until(alone=self._alone)):
+            self._due = until
             return
         try:
             self._due = self._ending.tick(time.monotonic())
@@ -528,6 +550,11 @@ class Line:
         """Whether something is still to be sent."""
         return bool(self._queue) and not self.ended
 
+    @property
+    def has_room(self) -> bool:
+        """Whether whoever reads has kept up so far."""
+        return self._queued <= LONGEST_QUEUE
+
     def take(self) -> list[bytes]:
         """Return the lines that have arrived."""
         with contextlib.suppress(BlockingIOError):
@@ -544,7 +571,7 @@ class Line:
 
     def put(self, say: str, **fields: object) -> None:
         """Queue a message; news of orphans and progress are dropped when nobody reads."""
-        if self.ended or (self._queued > LONGEST_QUEUE and say in {"reaped", "progress"}):
+        if self.ended or (not self.has_room and say in {"reaped", "progress"}):
             return
         text = json.dumps({"v": PROTOCOL, "say": say, **fields}).encode() + b"\n"
         self._queue.append(text)

@@ -19,6 +19,7 @@ from hangguard.act import _daemons, _lease, _tree
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link, poll_until, start_guardian
 from hangguard.act.files import as_removed, clear_files
+from hangguard.act.told import Told, still_there
 from hangguard.elsewhere import Elsewhere
 from hangguard.errors import (
     CommandNotExecutable,
@@ -53,6 +54,8 @@ class Stopped:
     """What members were seen to have in /dev/shm and as named sockets, and what became of it after their end."""
     files_unseen: tuple[str, ...] = ()
     """What the last look before the first signal could not see of that."""
+    unproved_files: tuple[str, ...] = ()
+    """What the guardian alone, which is dead, has seen members have: nobody can prove it any more, so it stays."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left alone."""
     processes: tuple[EndedProcess, ...] = ()
@@ -185,12 +188,14 @@ class Guarded:
         self._death_grace = death_grace
         self._clock = clock
         self._log_path: bytes | None = None
+        self._port: int | None = None
         self._remembered: set[Identity] = set()
         self._proofs: dict[Identity, str] = {}
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self._files_as_facts: tuple[HeldFile, ...] | None = ()
         """The same; ``None``: to be made again. The state file asks for it every second, and there may be thousands."""
         self._elsewhere = elsewhere
+        self._told = Told(elsewhere)
         self.shm_before: frozenset[tuple[int, int]] | None = None
         """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
         self._daemons: _daemons.Daemons | None = None
@@ -352,8 +357,12 @@ class Guarded:
             self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self._remembered.add((self.pid, self.started))
         self._proofs[self.pid, self.started] = _tree.LAUNCHED
-        self._daemons = _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=message.get("port"))
+        self._port = message.get("port")
+        self._daemons = self._new_daemons()
         self._root_pidfd = _tree.open_pidfd((self.pid, self.started))
+
+    def _new_daemons(self) -> _daemons.Daemons:
+        return _daemons.Daemons(_tree, root_pid=self.pid, log_id=self.log_id, port=self._port)
 
     async def _follow(self) -> None:
         try:
@@ -362,6 +371,7 @@ class Guarded:
                     tasks.start_soon(self._read_messages)
                     tasks.start_soon(self._watch_guardian)
                     tasks.start_soon(self._watch_root_alone)
+                    tasks.start_soon(self._look_at_finds)
         finally:
             self._is_read = False
             self._wake_stop()
@@ -376,6 +386,34 @@ class Guarded:
         else:
             self._lose_guardian()
 
+    async def _look_at_finds(self) -> None:
+        while self.guardian_alive:
+            await self._told.news()
+            await self._look_at_told()
+
+    async def _look_at_told(self) -> None:
+        """Look at what the guardian has found, so that it is proved without it too, and let it go on."""
+        proofs: dict[Identity, str] = {}
+        spare = self._new_daemons().spare  # of its own, for it is asked in a thread beside others
+
+        def find() -> set[Identity]:
+            entries = _tree.read_entries()
+            guardian = entries.get(self.guardian_pid)
+            lives = guardian is not None and guardian.identity == (self.guardian_pid, self.guardian_started)
+            return _tree.find_members(
+                entries,
+                below=[self.guardian_pid] if lives else [],
+                remembered=tuple(self._remembered),
+                log_id=self._named_log(),
+                spare=spare,
+                proofs=proofs,
+            )
+
+        self._remembered |= await self._told.look(lambda: self._remembered, find)
+        self._proofs.update((who, proof) for who, proof in proofs.items() if who not in self._proofs)
+        if self.guardian_alive and (number := self._told.unanswered()):
+            self._link.post({"do": "heard", "id": number})
+
     async def _watch_guardian(self) -> None:
         await self._link.wait_guardian()
         for message in self._link.received():
@@ -386,6 +424,7 @@ class Guarded:
         if self.guardian_alive:
             self.guardian_alive = False
             self._lost.set()
+            self._told.wake()
             self._wake_stop()
 
     def _wake_stop(self) -> None:
@@ -406,9 +445,14 @@ class Guarded:
                 self._questions[message["id"]].set()
         elif said == "progress":
             self._tell(StopProgress(step=message["step"], left=message["left"]))
+        elif said == "found":
+            others = self._told.hear(message)
+            if self.shm_before is not None:
+                self.shm_before |= others
         elif said == "stopped":
             self._remembered |= {(pid, started) for pid, started in message["members"]}
             self._answer = dict(message)
+            self._told.forget(_lease.received(message["files"]))
             self._wake_stop()
 
     def _tell(self, progress: StopProgress) -> None:
@@ -427,6 +471,7 @@ class Guarded:
             # asyncio.run() cancels every task at its end, shielded ones too: then nobody else reads.
             while not self._answer and self.guardian_alive and not self._is_read:
                 await self._read_message()
+                await self._look_at_told()
         if self._answered is answered:
             self._answered = None
         if not self._answer:
@@ -455,6 +500,7 @@ class Guarded:
         *,
         files: tuple[RemovedFile, ...] = (),
         files_unseen: tuple[str, ...] = (),
+        unproved_files: tuple[str, ...] = (),
     ) -> Stopped:
         return Stopped(
             survivors=tuple(Survivor(**survivor) for survivor in survivors),
@@ -465,6 +511,7 @@ class Guarded:
             processes=tuple(EndedProcess(**process) for process in processes),
             files=files,
             files_unseen=files_unseen,
+            unproved_files=unproved_files,
         )
 
     # ------------------------------------------------------------------------------------ without it
@@ -472,7 +519,10 @@ class Guarded:
     async def _take_over(self, grace: float, within: float, began: float) -> Stopped:
         """End everything from here, now that the guardian is dead, or as good as dead."""
         await self._link.end_guardian()
+        for message in self._link.received():
+            self._hear(message)
         self._lose_guardian()
+        await self._look_at_told()
         if self._ending is not None:
             self._ending.shorten(time.monotonic() + grace)
         unseen = await self._look_at_files()
@@ -514,18 +564,19 @@ class Guarded:
             ended.processes,
             files=files,
             files_unseen=unseen,
+            unproved_files=await still_there(self._told.claimed(self._files, self.shm_before)),
         )
 
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
         lane, look = Lane("held files"), held.Look((), elsewhere=self._elsewhere)
-        others = held.Others(elsewhere=self._elsewhere)
+        others, seen = held.Others(elsewhere=self._elsewhere), self._told.seen
 
         def run() -> None:
             members = self._find_members(_tree.read_entries())
             look.add(members)
-            new = [file for file in look.run() if held.key_of(file) not in self._files]
-            others.run(new, members, self.shm_before)
+            found = [*look.run(), *seen]
+            others.run([file for file in found if held.key_of(file) not in self._files], members, self.shm_before)
 
         try:
             done = await lane.ask(run, within=LOOK_WITHIN)
@@ -541,7 +592,7 @@ class Guarded:
             self.shm_before |= others.files()
         if not others.is_done:
             look.left_out.append("who else writes to shared memory that was new")
-        for file in others.settled(look.found):
+        for file in others.settled([*look.found, *seen]):
             if held.may_be_left(file, self.shm_before):
                 self._files[held.key_of(file)] = file
         self._files_as_facts = None
