@@ -1,6 +1,6 @@
 """Start and stop little servers by the hundred, kill at random, and look what is left and who was touched.
 
-    python benchmarks/soak.py [--cycles N] [--at-once N] [--seed N] [--only N] [--record]
+    python benchmarks/soak.py [--cycles N] [--at-once N] [--seed N] [--only N] [--guardians] [--record]
 
 Every cycle is thrown from the seed and its number: ``--seed S --only N`` does one again. ``--record`` writes the result
 to docs/soak.md. The exit code is 1 when anything was left, changed, touched, or not as it should be.
@@ -43,11 +43,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     numbers = [asked.only] if asked.only is not None else list(range(asked.cycles))
     began, load = time.monotonic(), os.getloadavg()[1]
-    results = Soak(asked.seed, numbers, asked.at_once).run()
+    results = Soak(asked.seed, numbers, asked.at_once, guardians=asked.guardians).run()
     summary = page.Summary(results, minutes=(time.monotonic() - began) / 60, load=(load, os.getloadavg()[1]))
     print(summary.line(), flush=True)
     if asked.record:
-        command = f"nox -s soak -- --cycles {asked.cycles} --at-once {asked.at_once} --seed {asked.seed} --record"
+        more = " --guardians" if asked.guardians else ""
+        command = f"nox -s soak -- --cycles {asked.cycles} --at-once {asked.at_once} --seed {asked.seed}{more} --record"
         page.write(HERE.parent / "docs" / "soak.md", summary, command=command, seed=asked.seed)
     return 0 if summary.is_good else 1
 
@@ -58,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--only", type=int, metavar="N", help="only the cycle of this number")
+    parser.add_argument("--guardians", action="store_true", help="kill the guardian in the middle of most stops")
     parser.add_argument("--record", action="store_true", help="write docs/soak.md")
     return parser.parse_args()
 
@@ -65,8 +67,9 @@ def arguments() -> argparse.Namespace:
 class Soak:
     """The residents, some lanes beside each other, and what came of every cycle."""
 
-    def __init__(self, seed: int, numbers: list[int], at_once: int) -> None:
+    def __init__(self, seed: int, numbers: list[int], at_once: int, *, guardians: bool = False) -> None:
         self._seed = seed
+        self._guardians = guardians
         self._at_once = min(at_once, len(numbers))
         self._todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in numbers:
@@ -103,7 +106,14 @@ class Soak:
         return sorted(self._results, key=lambda result: result["number"])
 
     def _go(self, lanes: ExitOf, folder: Path, port: int) -> None:
-        command = [sys.executable, str(LANE), str(folder), str(port), str(self._seed)]
+        command = [
+            sys.executable,
+            str(LANE),
+            str(folder),
+            str(port),
+            str(self._seed),
+            *(["guardians"] if self._guardians else []),
+        ]
         lane = lanes.add(command)
         with contextlib.suppress(queue.Empty):
             while True:

@@ -248,8 +248,6 @@ class Cycle:
         who = self._choose(victim, tree, top)
         if who is not None and eyes.signal_exactly(who):
             self.found.killed.append(victim)
-            if victim == "guardian":
-                self._kills.guardian_at = time.time()
 
     def _choose(self, victim: str, tree: eyes.Tree, top: int) -> eyes.Identity | None:
         guardian = self._guardian(tree, top)

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH115, PTH208 - numbers in /proc
-"""One process that goes through cycles, one after the other. Arguments: a folder, a port, the seed.
+"""One process that goes through cycles, one after the other. Arguments: a folder, a port, the seed; and ``guardians``.
 
 Every line of stdin is the number of a cycle, every line of stdout what came of it, as JSON. After each it looks at
 itself: whoever supervises for weeks must not gain descriptors or threads.
@@ -42,15 +42,16 @@ def own_use() -> tuple[int, int]:
 
 
 class Lane:
-    def __init__(self, folder: Path, port: int, seed: int) -> None:
+    def __init__(self, folder: Path, port: int, seed: int, *, guardians: bool) -> None:
         self._folder = folder
         self._port = port
         self._seed = seed
+        self._guardians = guardians
         self._cycles_here = 0
         self._most = (0, 0)
 
     def go_through(self, number: int) -> dict[str, object]:
-        cycle = Cycle(plan_of(self._seed, number), self._folder, self._port)
+        cycle = Cycle(plan_of(self._seed, number, guardians=self._guardians), self._folder, self._port)
         found = cycle.run()
         self._cycles_here += cycle.plan.where == "here"
         found.wrong += self._growth()
@@ -88,7 +89,7 @@ def _link(fd: str) -> str:
 
 
 def main() -> None:
-    lane = Lane(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    lane = Lane(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), guardians="guardians" in sys.argv[4:])
     for line in sys.stdin:
         print(json.dumps(lane.go_through(int(line))), flush=True)
 

@@ -22,7 +22,6 @@ class Kills:
 
     whom: list[str] = field(default_factory=list)
     supervisor_at: float = NEVER
-    guardian_at: float = -NEVER
 
 
 class Made:
@@ -56,7 +55,7 @@ class Made:
 
     def is_nobodys(self, path: Path, maker: int | None, tree: eyes.Tree) -> bool:
         """Whether nobody who could still tell can have seen who had it."""
-        return self._was_made_late(path) or self._was_killed_young(path, maker, tree) or self._went_unseen(path)
+        return self._was_made_late(path) or self._was_killed_young(path, maker, tree)
 
     def _stops(self) -> Iterator[tuple[float, float]]:
         """Return from when to when a stop was under way; one by the guardian alone has no end."""
@@ -80,9 +79,3 @@ class Made:
             return False
         last = max((at for who, at in tree.seen.items() if who[0] == maker), default=0.0)
         return last - path.lstat().st_mtime < BLIND_FOR
-
-    def _went_unseen(self, path: Path) -> bool:
-        """Whether the guardian was killed in the middle of a stop, with what it alone had seen: then it is listed."""
-        events = soaked.told(self._events)
-        is_listed = any(str(path) in event["files"] for event in events if event["event"] == "released")
-        return is_listed and any(start < self._kills.guardian_at < end for start, end in self._stops())

@@ -45,8 +45,9 @@ files in `/dev/shm` that are named like ours, at rest and mapped, made before an
 Two things are counted and are no failure. *By design*: supervisor and guardian were killed in the same instant (one
 cycle of {both}); what is left must be found by its log. *Unattributed*: a file was made in the moment between the last
 look at the members and their end; or its maker was killed by the soak within {blind:g} s after it had made the file,
-before anybody can have looked whose it is; or the guardian, who alone had seen it, was killed in the middle of a stop.
-Such a file is listed, if there is still somebody to list it, and never deleted.
+before anybody can have looked whose it is. Such a file is listed, if there is still somebody to list it, and never
+deleted. A guardian that is killed in the middle of a stop is no such case: what it had seen it has told before it
+signalled anybody, and the supervising program has looked for itself. `--guardians` kills it there in most cycles.
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 ESCAPES = ("setsid", "double", "retitled", "empty", "stubborn", "shm")
@@ -17,6 +17,8 @@ BOTH_EVERY = 50
 """Supervisor and guardian are killed in the same instant in one of so many cycles: 2 %."""
 DEATH_EVERY = 4
 """The supervising program is killed in one of so many: in 50 of 200."""
+MID_STOP = 0.5
+"""Seconds from the beginning of a stop in which most of what happens in it does."""
 BLIND_FOR = 2.0
 """What was made so shortly before we killed its maker may have been seen by nobody: the watch looks once a second."""
 
@@ -57,8 +59,16 @@ class Plan:
         return (*((self.victim,) if self.victim else ()), *of_supervisor.get(self.ending, ()))
 
 
-def plan_of(seed: int, number: int) -> Plan:
-    dice = random.Random(f"{seed}-{number}")
+def plan_of(seed: int, number: int, *, guardians: bool = False) -> Plan:
+    """Throw the dice for one cycle; ``guardians``: and kill the guardian in the middle of its stop, and nobody else."""
+    plan = _plan_of(random.Random(f"{seed}-{number}"), number)
+    if not guardians or plan.ending in {"both", "sigkill", "sigterm"}:
+        return plan
+    dice = random.Random(f"{seed}-{number}-guardian")
+    return replace(plan, victim="guardian", victim_at=Moment("stopping", dice.uniform(0.0, MID_STOP)))
+
+
+def _plan_of(dice: random.Random, number: int) -> Plan:
     is_both, is_death = number % BOTH_EVERY == BOTH_EVERY - 1, number % DEATH_EVERY == 0
     where = "child" if is_both or is_death else dice.choice(("here", "child"))
     ending = dice.choice(CHILD if where == "child" else HERE)

@@ -9,9 +9,9 @@ mean that the supervisor is gone.
 
 The protocol is one JSON object a line, each with ``"v": 1``. The first line is the launch, so that no secret
 of it stands in an argv. Bytes of argv, environment and paths travel as latin-1 text. Requests (``do``):
-launch, stop, hurry, remember, files, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped,
-progress, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may come
-late, in another order, or not at all.
+launch, stop, hurry, remember, files, heard, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped,
+progress, found, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may
+come late, in another order, or not at all; ``heard`` carries that of what was found.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ import errno
 import fcntl
 import json
 import os
-import resource
 import select
-import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hangguard import elsewhere, held
-    from hangguard.act import _aside, _daemons, _lease, _left, _tree
+    from hangguard.act import _aside, _daemons, _lease, _left, _line, _reaper, _starting, _telling, _tree
 else:
     import importlib.util
 
@@ -48,14 +45,11 @@ else:
         return module
 
     _tree, _aside, _daemons, _lease, _left = map(_load, ("_tree", "_aside", "_daemons", "_lease", "_left"))
+    _line, _reaper, _starting, _telling = map(_load, ("_line", "_reaper", "_starting", "_telling"))
     held, elsewhere = _load("held", ""), _load("elsewhere", "")
 
-PROTOCOL = 1
-LONGEST_LINE = 64 << 20
-LONGEST_QUEUE = 1 << 20
 AGAIN = 5.0
 """Seconds until the next try when the supervisor is gone and something would not end."""
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(arguments: list[str]) -> None:
@@ -69,19 +63,11 @@ def main(arguments: list[str]) -> None:
     guardian.run()
 
 
-class Refusal(Exception):
-    """The launch cannot be started: which errno, and what it is about."""
-
-    def __init__(self, number: int, what: str, path: str, problem: str) -> None:
-        super().__init__(problem)
-        self.fields = {"errno": number, "what": what, "path": path, "problem": problem}
-
-
 class Guardian:
     """The loop. It owns the server and blocks on nothing but its poll."""
 
     def __init__(self, control: socket.socket, death: int, supervisor: int) -> None:
-        self._line = Line(control)
+        self._line = _line.Line(control)
         self._death = death
         self._supervisor = supervisor
         self._poll = select.poll()
@@ -108,6 +94,7 @@ class Guardian:
         self._pristine = True
         self._aside = _aside.Aside(self._ring)
         self._left = _left.Left(self._aside, held=held, lease=_lease)
+        self._telling = _telling.Telling(self._line.put, lambda: self._line.has_room)
         self._looked_last = False  # before the first SIGKILL
         self._ended: _tree.Ended | None = None  # and what it left is being removed
 
@@ -115,17 +102,7 @@ class Guardian:
 
     def prepare(self) -> None:
         """Become the reaper of all orphans below, and deaf to the terminal."""
-        signal.set_wakeup_fd(self._wake_writes, warn_on_full_buffer=False)
-        # What the user's program ignores (nohup, a job in the background) would be ignored by the server too.
-        for number in signal.valid_signals() - {signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)}:
-            if signal.getsignal(number) is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        # Handlers, because an ignored signal is inherited over exec and a handler is not.
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
-            signal.signal(number, _do_nothing)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _become_subreaper()
+        _reaper.become_reaper(self._on_sigterm, self._wake_writes)
         os.set_blocking(self._death, False)
         for fd in (self._line.fileno(), self._death, self._supervisor, self._wake_reads):
             if fd >= 0:
@@ -142,7 +119,7 @@ class Guardian:
     def _launch(self, message: dict[str, Any]) -> None:
         try:
             self._root = self._start(message)
-        except Refusal as refusal:
+        except _starting.Refusal as refusal:
             self._line.put("failed", **refusal.fields)
             self._over = True
             return
@@ -156,60 +133,26 @@ class Guardian:
         self._on_death = message["on_death"]
         self._pristine = bool(message["pristine"])
         self._port = message.get("port")
-        if not message["pristine"]:
-            # A core of a server is as large as its weights. One byte is too little for a file, and the only limit
-            # that also keeps the kernel from handing the core to a program (fs/coredump.c). The hard limit stays.
-            hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-            resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
+        if not self._pristine:
+            _starting.limit_cores()
         if message["lock_path"] is not None:
-            self._held.append(_open_lock(message["lock_path"]))
+            self._held.append(_starting.open_lock(message["lock_path"]))
         log = subprocess.DEVNULL
         if message["log_path"] is not None:
             log = self._open_log(message["log_path"])
-        cwd = _bytes(message["cwd"])
         self._left.note_before()
         self._left.elsewhere = elsewhere.received(message["elsewhere"])
-        try:
-            process = subprocess.Popen(
-                [_bytes(part) for part in message["argv"]],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=cwd,
-                env={_bytes(name): _bytes(value) for name, value in message["env"].items()},
-                start_new_session=True,
-                close_fds=True,
-            )
-        except (OSError, ValueError, IndexError) as error:
-            raise _refusal(error, message, cwd) from error
-        finally:
-            if log >= 0:
-                os.close(log)
-        process.returncode = 0  # reaped here, by waitpid(-1): Popen must not try
+        pid = _starting.start(message, log)
         self._childless = False
-        entry = _tree.read_entry(process.pid)
-        return (process.pid, entry.started if entry else 0)
+        entry = _tree.read_entry(pid)
+        return (pid, entry.started if entry else 0)
 
     def _open_log(self, path: str) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            log = os.open(_bytes(path), flags, 0o600)
-        except OSError as error:
-            raise Refusal(error.errno or errno.EIO, "log", path, error.strerror or str(error)) from error
-        os.set_blocking(log, True)
-        status = os.fstat(log)
-        if not stat.S_ISREG(status.st_mode):
-            raise Refusal(errno.EINVAL, "log", path, "it is not a regular file")
-        if status.st_nlink > 1:
-            raise Refusal(errno.EMLINK, "log", path, "it has another name, so it may be somebody's file")
-        # Writing to the log is what makes a process a member, so it must be this launch's own. The lock goes
-        # with the descriptor: it is free again when the last member that has the log is gone.
+        log, self._log_id = _starting.open_log(path)
         self._held.append(os.dup(log))
-        _lock(log, "log", path)
-        self._log_id = (status.st_dev, status.st_ino)
         writers = _tree.log_writers(self._log_id, _tree.read_entries())
         if writers:
-            raise Refusal(errno.EBUSY, "log", path, f"process {min(writers)} writes to it already")
+            raise _starting.Refusal(errno.EBUSY, "log", path, f"process {min(writers)} writes to it already")
         return log
 
     # ----------------------------------------------------------------------------------------- loop
@@ -223,7 +166,7 @@ class Guardian:
     def _turn(self) -> None:
         for fd, _ in self._poll.poll(self._timeout()):
             if fd == self._wake_reads:
-                _drain(fd)
+                _reaper.drain(fd)
             elif fd == self._supervisor:
                 self._lose_supervisor()
             elif fd == self._death:
@@ -239,7 +182,7 @@ class Guardian:
                 self._due = time.monotonic()
             elif "of" not in answer:
                 self._line.put(**answer)
-        self._line.flush()
+        self._tell_finds()
         if not self._alone:
             self._poll.modify(self._line.fileno(), select.POLLIN | (select.POLLOUT if self._line.waits else 0))
         self._over = self._over or self._has_nothing_to_do()
@@ -312,8 +255,8 @@ class Guardian:
             version, what = message["v"], message["do"]
         except (ValueError, TypeError, KeyError):
             version, what, message = None, None, {}
-        if version != PROTOCOL:
-            self._complain(f"protocol {version} is not spoken here, only {PROTOCOL}")
+        if version != _line.PROTOCOL:
+            self._complain(f"protocol {version} is not spoken here, only {_line.PROTOCOL}")
         elif what == "launch" and self._root is None:
             self._launch(message)
         elif what == "stop":
@@ -326,6 +269,8 @@ class Guardian:
             self._left.remember(_lease.received(message["new"]))
             self._left.forget(_lease.received(message["gone"]))
             self._left.leave_to_others(message["others"])
+        elif what == "heard":
+            self._hear_of_finds(int(message["id"]))
         elif what == "stacks":
             self._read_stack(message)
         elif what == "last-words":
@@ -400,6 +345,7 @@ class Guardian:
             return
         if self._ending is None:
             _, find = self._members_for_aside()
+            self._telling.begin()
             self._left.look(lambda: find(_tree.read_entries()))
             self._ending = _tree.Ending(
                 self._find_members,
@@ -427,7 +373,20 @@ class Guardian:
         if not self._left.glances_until(alone=self._alone) and not self._looked_last:
             self._looked_last = True
             self._glance(at_once=True)
-        return bool(self._left.glances_until(alone=self._alone))
+        looks_until = self._left.glances_until(alone=self._alone)
+        self._tell_finds()
+        return bool(looks_until or self._telling.holds_until(alone=self._alone))
+
+    def _tell_finds(self) -> None:
+        """Send what the looks have found, as far as it can be sent now, with all else that is still to be sent."""
+        files, others = self._left.news()
+        self._telling.add(_lease.carried(files), others)
+        self._line.flush()
+
+    def _hear_of_finds(self, number: int) -> None:
+        self._telling.hear(number)
+        if self._ending is not None:
+            self._due = time.monotonic()
 
     def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
         spare = None if self._daemons is None else self._daemons.spare
@@ -455,6 +414,10 @@ class Guardian:
         assert self._ending is not None
         if looks_until := self._left.looks_until(alone=self._alone):  # before anybody is signalled
             self._due = looks_until
+            return
+        self._tell_finds()
+        if self._ending.step == "asking" and (until := self._telling.holds_until(alone=self._alone)):
+            self._due = until
             return
         try:
             self._due = self._ending.tick(time.monotonic())
@@ -506,112 +469,6 @@ class Guardian:
                 what = "exit" if self._root and ended.si_pid == self._root[0] else "reaped"
                 self._line.put(what, pid=ended.si_pid, started=entry.started if entry else 0, code=code)
             self._childless = False
-
-
-class Line:
-    """Messages over the socket, which may be slow, full or gone: nothing here ever waits."""
-
-    def __init__(self, control: socket.socket) -> None:
-        control.settimeout(0.0)
-        self._socket = control
-        self._received = bytearray()
-        self._queue: list[bytes] = []
-        self._queued = 0
-        self.ended = False
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        return self._socket.fileno()
-
-    @property
-    def waits(self) -> bool:
-        """Whether something is still to be sent."""
-        return bool(self._queue) and not self.ended
-
-    def take(self) -> list[bytes]:
-        """Return the lines that have arrived."""
-        with contextlib.suppress(BlockingIOError):
-            while not self.ended:
-                try:
-                    received = self._socket.recv(1 << 18)
-                except ConnectionError:
-                    received = b""
-                self._received += received
-                self.ended = not received or len(self._received) > LONGEST_LINE
-        *lines, rest = bytes(self._received).split(b"\n")
-        self._received = bytearray(rest)
-        return lines
-
-    def put(self, say: str, **fields: object) -> None:
-        """Queue a message; news of orphans and progress are dropped when nobody reads."""
-        if self.ended or (self._queued > LONGEST_QUEUE and say in {"reaped", "progress"}):
-            return
-        text = json.dumps({"v": PROTOCOL, "say": say, **fields}).encode() + b"\n"
-        self._queue.append(text)
-        self._queued += len(text)
-
-    def flush(self) -> None:
-        """Send what can be sent now."""
-        try:
-            while self.waits:
-                sent = self._socket.send(self._queue[0], socket.MSG_NOSIGNAL)
-                self._queued -= sent
-                self._queue[0] = self._queue[0][sent:]
-                if not self._queue[0]:
-                    del self._queue[0]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.ended = True
-
-
-def _become_subreaper() -> None:
-    # Without it (no ctypes in this Python) orphans go to pid 1; the log still tells whose they are.
-    with contextlib.suppress(ImportError, OSError):
-        import ctypes  # noqa: PLC0415  it may be missing
-
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _refusal(error: Exception, message: dict[str, Any], cwd: bytes) -> Refusal:
-    number = getattr(error, "errno", None) or errno.EINVAL
-    problem = getattr(error, "strerror", None) or str(error)
-    if getattr(error, "filename", None) == cwd:  # Popen tells by the name whether chdir failed, or exec
-        return Refusal(number, "directory", message["cwd"], problem)
-    return Refusal(number, "command", "".join(message["argv"][:1]), problem)
-
-
-def _open_lock(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(_bytes(path), flags, 0o600)
-    except OSError as error:
-        raise Refusal(error.errno or errno.EIO, "lock", path, error.strerror or str(error)) from error
-    _lock(fd, "lock", path)
-    return fd
-
-
-def _lock(fd: int, what: str, path: str) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise Refusal(errno.EBUSY, what, path, "another launch has it") from error
-    except OSError as error:
-        raise Refusal(error.errno or errno.EIO, what, path, error.strerror or str(error)) from error
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("latin-1")
-
-
-def _drain(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while os.read(fd, 4096):
-            pass
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    del number, frame
 
 
 if __name__ == "__main__":

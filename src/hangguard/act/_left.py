@@ -53,6 +53,8 @@ class Left:
         self._lease = lease
         self._files: dict[tuple[Any, ...], Plain] = {}
         self._removed: list[Plain] = []
+        self._news: list[Plain] = []
+        self._news_of_others: set[tuple[int, int]] = set()
         self._why_unseen = ""
         self._look: Look | None = None
         self._others: Others | None = None
@@ -128,8 +130,7 @@ class Left:
         found = others.settled(look.found)
         late = [] if len(found) == len(look.found) else ["who else writes to shared memory that was new: no answer yet"]
         self.unseen = [*filter(None, [self._why_unseen]), *late, *look.left_out][:16]
-        self.remember(found)
-        self.leave_to_others(others.files())
+        self._note(found, others.files())
 
     def glance(self, find: Callable[[], Iterable[Identity]], *, at_once: bool = False) -> None:
         """Look again while members end, if it is time: a server that is stopped in its start makes files meanwhile."""
@@ -152,8 +153,20 @@ class Left:
         others, self._glance_others = self._glance_others, None
         assert glance is not None
         assert others is not None
-        self.remember(others.settled(glance.found))
-        self.leave_to_others(others.files())
+        self._note(others.settled(glance.found), others.files())
+
+    def _note(self, found: Iterable[Plain], others: set[tuple[int, int]]) -> None:
+        known = set(self._files)
+        self._news_of_others |= others - (self.before or others)
+        self.remember(found)
+        self.leave_to_others(others)
+        self._news += [file for key, file in self._files.items() if key not in known]
+
+    def news(self) -> tuple[list[Plain], set[tuple[int, int]]]:
+        """Return what the looks have added since the last call: files that may be left, and what is others' too."""
+        news, self._news = self._news, []
+        others, self._news_of_others = self._news_of_others, set()
+        return news, others
 
     # ------------------------------------------------------------------------------------ clearing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, KeysView, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeAlias
@@ -34,6 +34,7 @@ class Belongings:
         """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
         self.elsewhere = elsewhere
         self._log_path: bytes | None = None
+        self._port: int | None = None
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self._files_as_facts: tuple[HeldFile, ...] | None = ()
         """The same; ``None``: to be made again. The state file asks for it every second, and there may be thousands."""
@@ -47,7 +48,11 @@ class Belongings:
             self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self.members.add(root)
         self.proofs[root] = _tree.LAUNCHED
-        self.daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=self.log_id, port=message.get("port"))
+        self._port = message.get("port")
+        self.daemons = self._new_daemons()
+
+    def _new_daemons(self) -> _daemons.Daemons:
+        return _daemons.Daemons(_tree, root_pid=self.root[0], log_id=self.log_id, port=self._port)
 
     # ------------------------------------------------------------------------------------ processes
 
@@ -63,6 +68,30 @@ class Belongings:
         return _tree.find_members(
             entries, remembered=tuple(self.members), log_id=self._named_log(), spare=spare, proofs=self.proofs
         )
+
+    def look_below(self, guardian: Identity) -> Callable[[], tuple[set[Identity], dict[Identity, str]]]:
+        """Return a look for all that live now, below a guardian too: what it returns is members with their proofs.
+
+        The look blocks, and may run in a thread beside others: it changes nothing here.
+        """
+        spare = self._new_daemons().spare
+
+        def find() -> tuple[set[Identity], dict[Identity, str]]:
+            proofs: dict[Identity, str] = {}
+            entries = _tree.read_entries()
+            entry = entries.get(guardian[0])
+            below = [guardian[0]] if entry is not None and entry.identity == guardian else []
+            remembered, log_id = tuple(self.members), self._named_log()
+            found = _tree.find_members(
+                entries, below=below, remembered=remembered, log_id=log_id, spare=spare, proofs=proofs
+            )
+            return found, proofs
+
+        return find
+
+    def add_proofs(self, proofs: Mapping[Identity, str]) -> None:
+        """Note why somebody is a member; what was noted first stays."""
+        self.proofs.update((who, proof) for who, proof in proofs.items() if who not in self.proofs)
 
     def _named_log(self) -> FileId | None:
         """Return the log if it still has its name. Blocks.
@@ -95,6 +124,11 @@ class Belongings:
         """Return the same as the guardian and the removal take them."""
         return self._files.values()
 
+    @property
+    def file_keys(self) -> KeysView[tuple[Any, ...]]:
+        """Return what each of them is known by, see :func:`hangguard.held.key_of`."""
+        return self._files.keys()
+
     def set_files(
         self, files: Iterable[HeldFile], others: Iterable[FileId]
     ) -> tuple[list[held.Plain], list[held.Plain], set[FileId]]:
@@ -103,14 +137,18 @@ class Belongings:
         Left out is what cannot be the members' alone, see :func:`hangguard.held.may_be_left`.
         """
         not_ours = set(others) - (self.shm_before or frozenset())
-        if self.shm_before is not None:
-            self.shm_before |= not_ours
+        self.add_others(not_ours)
         plain = {held.key_of(file): file for file in map(asdict, files) if held.may_be_left(file, self.shm_before)}
         new = [file for key, file in plain.items() if key not in self._files]
         gone = [file for key, file in self._files.items() if key not in plain]
         if plain != self._files:
             self._files, self._files_as_facts = plain, None
         return new, gone, not_ours
+
+    def add_others(self, others: Iterable[FileId]) -> None:
+        """Note what is somebody else's too."""
+        if self.shm_before is not None:
+            self.shm_before |= set(others)
 
     def add_files(self, files: Iterable[held.Plain]) -> None:
         """Note more of them: what a last look has found."""

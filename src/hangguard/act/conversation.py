@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
 import anyio
@@ -61,10 +61,13 @@ class Conversation:
         """Whether a stop was asked for and is not answered yet."""
         return self._answered is not None
 
-    async def ask_to_stop(self, grace: float, *, within: float, hear: Hear) -> dict[str, Any] | None:
+    async def ask_to_stop(
+        self, grace: float, *, within: float, hear: Hear, after_each: Callable[[], Awaitable[None]]
+    ) -> dict[str, Any] | None:
         """Have the guardian stop the server; return what that came to, or ``None`` when it does not answer in time.
 
-        Asked again while a stop is in progress, it can shorten its grace, and gets the same answer.
+        Asked again while a stop is in progress, it can shorten its grace, and gets the same answer. ``after_each`` runs
+        after every message that is read here, because nobody else does.
         """
         if self._answered is None:
             self._answered, self._answer = anyio.Event(), {}
@@ -77,20 +80,22 @@ class Conversation:
             # asyncio.run() cancels every task at its end, shielded ones too: then nobody else reads.
             while not self._answer and self.guardian_alive and not self.is_read:
                 await self._read_message(hear)
+                await after_each()
         if self._answered is answered:
             self._answered = None
         return self._answer or None
 
     # ------------------------------------------------------------------------------------ what it says
 
-    async def follow(self, hear: Hear, beside: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def follow(self, hear: Hear, *beside: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Read what the guardian says, and notice its end, until :meth:`leave`; ``beside`` runs next to it."""
         try:
             with self._following:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._read_messages, hear)
                     tasks.start_soon(self._watch_guardian, hear)
-                    tasks.start_soon(beside)
+                    for task in beside:
+                        tasks.start_soon(task)
         finally:
             self.is_read = False
             self._wake()
@@ -99,8 +104,13 @@ class Conversation:
         """End :meth:`follow`."""
         self._following.cancel()
 
-    def lose_guardian(self) -> None:
-        """Note that it has died, or is as good as dead: nobody waits for an answer of it any more."""
+    def hear_the_rest(self, hear: Hear) -> None:
+        """Take what it has said before it died, or was given up; nobody waits for an answer of it any more."""
+        for message in self._link.received():
+            self._take(message, hear)
+        self._lose_guardian()
+
+    def _lose_guardian(self) -> None:
         if self.guardian_alive:
             self.guardian_alive = False
             self.lost.set()
@@ -114,13 +124,11 @@ class Conversation:
         if message := await self._link.next_message():
             self._take(message, hear)
         else:
-            self.lose_guardian()
+            self._lose_guardian()
 
     async def _watch_guardian(self, hear: Hear) -> None:
         await self._link.wait_guardian()
-        for message in self._link.received():
-            self._take(message, hear)
-        self.lose_guardian()
+        self.hear_the_rest(hear)
 
     def _take(self, message: Message, hear: Hear) -> None:
         hear(message)

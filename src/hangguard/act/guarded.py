@@ -17,6 +17,7 @@ from hangguard.act.conversation import Conversation, Message
 from hangguard.act.files import as_removed
 from hangguard.act.launch_message import refusal
 from hangguard.act.stopped import Stopped, StopProgress, as_stopped
+from hangguard.act.told import Told
 from hangguard.act.without_guardian import TAKE_OVER_WITHIN, OwnEnding, wait_for_end
 from hangguard.elsewhere import Elsewhere
 from hangguard.errors import WrongProcess
@@ -56,7 +57,8 @@ class Guarded:
         self._link = link
         self._talk = Conversation(link)
         self._belongings = Belongings(elsewhere)
-        self._own_ending = OwnEnding(self._belongings, clock)
+        self._told = Told(elsewhere)
+        self._own_ending = OwnEnding(self._belongings, clock, told=self._told)
         self._owner = os.getpid()
         self._death_grace = death_grace
         self._clock = clock
@@ -193,7 +195,7 @@ class Guarded:
         return stopped
 
     async def _ask_guardian_to_stop(self, grace: float, within: float, began: float) -> Stopped | None:
-        told = await self._talk.ask_to_stop(grace, within=within, hear=self._hear)
+        told = await self._talk.ask_to_stop(grace, within=within, hear=self._hear, after_each=self._look_at_told)
         if told is None:
             return None
         return as_stopped(
@@ -210,7 +212,8 @@ class Guarded:
     async def _take_over(self, grace: float, within: float, began: float) -> Stopped:
         """End everything from here, now that the guardian is dead, or as good as dead."""
         await self._link.end_guardian()
-        self._talk.lose_guardian()
+        self._talk.hear_the_rest(self._hear)
+        await self._look_at_told()
         return await self._own_ending.run(grace=grace, within=within, began=began)
 
     async def _learn_exit(self, stopped: Stopped) -> None:
@@ -233,7 +236,7 @@ class Guarded:
     def _follow_in(self, tasks: TaskGroup) -> None:
         # Not `await tasks.start(...)`: cancelled in that moment, it waits on asyncio for what only our end ends.
         self._talk.is_read = True
-        tasks.start_soon(self._talk.follow, self._hear, self._watch_root_alone)
+        tasks.start_soon(self._talk.follow, self._hear, self._watch_root_alone, self._look_at_finds)
 
     def _hear(self, message: Message) -> None:
         said = message.get("say")
@@ -243,14 +246,38 @@ class Guarded:
             self.on_reaped((message["pid"], message["started"]), message["code"])
         elif said == "progress" and self._on_progress is not None:
             self._on_progress(StopProgress(step=message["step"], left=message["left"]))
+        elif said == "found":
+            self._belongings.add_others(self._told.hear(message))
         elif said == "stopped":
             self._belongings.add_members((pid, started) for pid, started in message["members"])
+            self._told.forget(_lease.received(message["files"]))
 
     async def _watch_root_alone(self) -> None:
         """Notice the end of the launched process when its parent can no longer tell."""
         await self._talk.lost.wait()
+        self._told.wake()  # nothing more is told
         if self.exit is None:
             self._note_exit(await wait_for_end(self._belongings.root, self._root_pidfd))
+
+    async def _look_at_finds(self) -> None:
+        while self.guardian_alive:
+            await self._told.news()
+            await self._look_at_told()
+
+    async def _look_at_told(self) -> None:
+        """Look at what the guardian has found, so that it is proved without it too, and let it go on."""
+        proofs: dict[Identity, str] = {}
+        look_below = self._belongings.look_below((self.guardian_pid, self.guardian_started))
+
+        def find() -> set[Identity]:
+            found, why = look_below()
+            proofs.update(why)
+            return found
+
+        self._belongings.add_members(await self._told.look(lambda: self._belongings.members, find))
+        self._belongings.add_proofs(proofs)
+        if self.guardian_alive and (number := self._told.unanswered()):
+            self._talk.post("heard", id=number)
 
     def _note_exit(self, code: int | Unseen) -> None:
         if self.exit is None:

@@ -83,9 +83,11 @@ async def prove_release(
     survivors, files = _survivors(stopped), await with_holders(stopped.files, elsewhere)
     there = Appeared() if elsewhere is None else await look_what_appeared(elsewhere)
     in_shm = unattributed_names(shm_before, files)
-    unattributed = (*(() if isinstance(in_shm, Unseen) else in_shm), *there.without(file.path for file in files))
+    new = (*(() if isinstance(in_shm, Unseen) else in_shm), *there.without(file.path for file in files))
+    unattributed = tuple(dict.fromkeys((*new, *stopped.unproved_files)))
     if files_unseen is not None:
-        unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen)))
+        unproved = ["what the guardian saw, which is dead"] if stopped.unproved_files else []
+        unseen = tuple(dict.fromkeys((*files_unseen, *stopped.files_unseen, *unproved)))
         appeared = in_shm if isinstance(in_shm, Unseen) else unattributed
         items += (files_item(files, survivors=stopped.survivors, unattributed=appeared, unseen=unseen),)
     return Release(

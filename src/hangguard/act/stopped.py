@@ -26,6 +26,8 @@ class Stopped:
     """What members were seen to have in /dev/shm and as named sockets, and what became of it after their end."""
     files_unseen: tuple[str, ...] = ()
     """What the last look before the first signal could not see of that."""
+    unproved_files: tuple[str, ...] = ()
+    """What the guardian alone, which is dead, has seen members have: nobody can prove it any more, so it stays."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left alone."""
     processes: tuple[EndedProcess, ...] = ()
@@ -50,6 +52,7 @@ def as_stopped(
     processes: Sequence[dict[str, Any]] = (),
     files: tuple[RemovedFile, ...] = (),
     files_unseen: tuple[str, ...] = (),
+    unproved_files: tuple[str, ...] = (),
 ) -> Stopped:
     """Return an ending as a fact. Its parts are as ``act/_tree.py`` tells them, here or over the guardian's socket."""
     return Stopped(
@@ -61,4 +64,5 @@ def as_stopped(
         processes=tuple(EndedProcess(**process) for process in processes),
         files=files,
         files_unseen=files_unseen,
+        unproved_files=unproved_files,
     )

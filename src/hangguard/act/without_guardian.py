@@ -15,6 +15,7 @@ from hangguard.act._link import NEWS_WITHIN, poll_until
 from hangguard.act.belongings import Belongings
 from hangguard.act.files import clear_files
 from hangguard.act.stopped import Stopped, as_stopped
+from hangguard.act.told import Told, still_there
 from hangguard.facts import RemovedFile, Unseen
 from hangguard.observe import procfs
 from hangguard.observe.lane import Lane
@@ -28,8 +29,9 @@ TAKE_OVER_WITHIN = 15.0
 class OwnEnding:
     """The stop of a launch by this process. Belongs to one event loop; :meth:`hurry` may be called from anywhere."""
 
-    def __init__(self, belongings: Belongings, clock: Callable[[], float]) -> None:
+    def __init__(self, belongings: Belongings, clock: Callable[[], float], *, told: Told | None = None) -> None:
         self._all = belongings
+        self._told = told or Told(belongings.elsewhere)
         self._clock = clock
         self._hurried = False
         self._ending: _tree.Ending | None = None
@@ -70,6 +72,7 @@ class OwnEnding:
             processes=ended.processes,
             files=files,
             files_unseen=unseen,
+            unproved_files=await still_there(self._told.claimed(self._all.file_keys, self._all.shm_before)),
         )
 
     async def _end_members(self, grace: float, within: float) -> _tree.Ended | Unseen:
@@ -99,14 +102,14 @@ class OwnEnding:
 
     async def _look_at_files(self) -> tuple[str, ...]:
         """Look at what members have before anybody is signalled, as the guardian does; return what was unseen."""
-        everything = self._all
+        everything, seen = self._all, self._told.seen
         lane, look = Lane("held files"), held.Look((), elsewhere=everything.elsewhere)
         others = held.Others(elsewhere=everything.elsewhere)
 
         def run() -> None:
             members = everything.find_members(_tree.read_entries())
             look.add(members)
-            others.run(everything.unknown_of(look.run()), members, everything.shm_before)
+            others.run(everything.unknown_of([*look.run(), *seen]), members, everything.shm_before)
 
         try:
             done = await lane.ask(run, within=LOOK_WITHIN)
@@ -119,10 +122,10 @@ class OwnEnding:
         if everything.shm_before is None:
             look.left_out.append("what lay in /dev/shm before the launch")
         else:
-            everything.shm_before |= others.files()
+            everything.add_others(others.files())
         if not others.is_done:
             look.left_out.append("who else writes to shared memory that was new")
-        everything.add_files(others.settled(look.found))
+        everything.add_files(others.settled([*look.found, *seen]))
         return tuple(look.left_out[:16])
 
 
