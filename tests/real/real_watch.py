@@ -59,7 +59,7 @@ class OneLook:
 class Watched:
     """One launch, from its start to the end of the block."""
 
-    def __init__(self, command, *, env, folder, limits, on_hang):
+    def __init__(self, command, *, env, folder, limits, on_hang, retry, fallbacks):
         self.told = []
         self.temp = temporary_folder()
         self.folder, self.env = folder, env | {"TMPDIR": str(self.temp)}
@@ -70,7 +70,8 @@ class Watched:
             run_dir=folder / "run",
             limits=limits or Limits(stop_grace=5),
             on_hang=on_hang,
-            retry=ONE_ATTEMPT,
+            retry=retry,
+            fallbacks=fallbacks,
             hooks=[self.told.append],
         )
         self.launch = self.made.launch
@@ -196,6 +197,15 @@ class Watched:
         """Send one request and do not wait: its status, or what became of it, goes into ``answers``."""
         self._group.start_soon(self._ask, tokens)
 
+    def keep_asking(self, clients, tokens=200):
+        """Let so many clients ask on and on, until one of them gets no good answer."""
+        for _ in range(clients):
+            self._group.start_soon(self._keep_asking, tokens)
+
+    async def _keep_asking(self, tokens):
+        while not self.answers or self.answers[-1] == 200:
+            await self._ask(tokens)
+
     async def _ask(self, tokens):
         request = {"model": "tiny", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
         try:
@@ -264,9 +274,9 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watched(command, *, env, folder, limits=None, on_hang="report"):
+async def watched(command, *, env, folder, limits=None, on_hang="report", retry=ONE_ATTEMPT, fallbacks=None):
     """Start a server and watch it to the end of the block: then it is gone, with proof, and a bystander is not."""
-    watch = Watched(command, env=env, folder=folder, limits=limits, on_hang=on_hang)
+    watch = Watched(command, env=env, folder=folder, limits=limits, on_hang=on_hang, retry=retry, fallbacks=fallbacks)
     failed = None
     try:
         async with anyio.create_task_group() as group:  # it would wrap what the block raises

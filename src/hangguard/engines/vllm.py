@@ -242,7 +242,7 @@ _SYMPTOMS = (
         pattern=r"EngineCore failed to start"
         r"|EngineCore encountered a(?:n issue| fatal error)"
         r"|WorkerProc (?:failed to start|hit an exception|initialization failed|was terminated)|WorkerProc failed\."
-        r"|Worker proc \S+ died unexpectedly"
+        r"|(?P<role>Worker) proc \w+-(?P<rank>\d+) died unexpectedly"
         r"|Engine core (?:initialization failed|proc \S+ died unexpectedly)"
         r"|engine core exited unexpectedly"
         r"|EngineDeadError"

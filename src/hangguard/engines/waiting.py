@@ -149,6 +149,13 @@ VLLM: tuple[WaitSite, ...] = (
         waits_for="message",
         source=f"{_VLLM_READ}: between engine core and workers; burns a core in sched_yield at times (vllm#19036)",
     ),
+    WaitSite(
+        function=functions("all_reduce", "gather", "all_gather(?:_into_tensor)?", "(?:send|recv)_tensor_dict"),
+        file="cpu_communicator.py",
+        waits_for="collective",
+        source="vLLM 0.32.0, CPU build: the ranks of one host meet in shared memory, and who waits there burns a core "
+        "without a system call (seen with two ranks)",
+    ),
 )
 
 SGLANG: tuple[WaitSite, ...] = (

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -82,5 +83,6 @@ def _of_union(kinds: tuple[Any, ...], value: Any) -> Any:
 
 @lru_cache(maxsize=128)
 def _types_of(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, vars(facts) | {"Literal": Literal})
+    own = vars(sys.modules[kind.__module__])  # names that the facts do not export, and those imported for types only
+    hints = typing.get_type_hints(kind, own | vars(facts) | {"Literal": Literal})
     return {field.name: hints[field.name] for field in fields(kind)}
