@@ -84,7 +84,7 @@ myst_substitutions = {
             (boards, ("SPINNING_PERCENT", "NEAR_FLOOR", "CLEARLY_ABOVE")),
             (broken, ("HANGS_ON", "WEDGED_FOR")),
             (startup, ("STOPPED_BESIDE_BUSY",)),
-            (serving, ("SILENT_FOR", "SILENT_WITHOUT_STACKS", "SILENT_WITHOUT_GPUS", "CANARY_OPEN")),
+            (serving, ("STOOD_HOT", "SILENT_FOR", "SILENT_WITHOUT_STACKS", "SILENT_WITHOUT_GPUS", "CANARY_OPEN")),
             (served, ("CANARY_EVERY", "CANARY_AT_MOST")),
             (asks, ("CANARY_AFTER", "ANSWERED_LATELY", "CANARY_IDLE_EVERY")),
         )

@@ -9,17 +9,15 @@ without paths of the machine, and the table into PAGE.
 import gzip
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recording import clean, write
+
 AFTER = 3.0
 """Seconds of samples that are kept after the verdict."""
-TOPS = "opt|root|home|tmp|work|srv|mnt|var|workspace|data|scratch|usr/local"
-PACKAGES = re.compile(rf"/(?:{TOPS}|usr)(?:/[\w.+@~-]+)*?/(?=(?:site-packages|dist-packages|python3\.\d+)/)")
-OTHERS = re.compile(rf"/(?:{TOPS})(?:/[\w.+@~-]+)*/(?=[\w.+@~-]+)")
-BOARD = re.compile(r"GPU-[0-9a-f]{8}-[0-9a-f-]{27}")
-
 HEAD = """# Several GPUs: real hangs between real ranks
 
 {boards}, one rank on each, NCCL, NVLink multicast off. The server is `tests/gpu/programs/ranks_server.py`: it loads,
@@ -44,13 +42,6 @@ WHAT = {
 }
 
 
-def clean(text):
-    """Return the text without paths and names of the machine."""
-    boards = {}
-    text = OTHERS.sub("", PACKAGES.sub("", text))
-    return BOARD.sub(lambda found: boards.setdefault(found[0], f"GPU-{len(boards)}"), text)
-
-
 def samples_of(record):
     found = {}
     with gzip.open(record / "two-all.jsonl.gz", "rt") as file:
@@ -62,11 +53,6 @@ def samples_of(record):
 def kept(lines, settled_at):
     """The samples up to a little after the verdict; looks after the stop see nobody any more."""
     return [line for line in lines if json.loads(line)["t"] <= settled_at + AFTER]
-
-
-def write(lines, path):
-    with path.open("wb") as out, gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0) as file:
-        file.write(("\n".join(lines) + "\n").encode())
 
 
 def named(row):

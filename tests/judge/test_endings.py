@@ -188,8 +188,17 @@ def test_a_death_that_no_title_can_be_told_of_is_a_crash_all_the_same():
     assert (ending.reason, ending.why) == ("crash", DIED.format(1))
 
 
-def test_ranks_that_were_sent_away_before_they_were_found_dead_are_no_crash():
-    ending = why(0, (SHUT_DOWN, *SENT_AWAY, DIED.format(0)), RANKS, ready=True)
+TIMED_OUT = "(EngineCore pid=2) ERROR 11-30 [core.py:1512] TimeoutError: RPC call to execute_model timed out."
+
+
+def test_an_engine_that_gave_up_and_then_sent_its_ranks_away_has_crashed_although_it_ends_with_0():
+    ending = why(0, (TIMED_OUT, *SENT_AWAY), RANKS, ready=True)
+    assert (ending.reason, ending.why) == ("crash", TIMED_OUT)
+
+
+@pytest.mark.parametrize("late", [DIED.format(0), TIMED_OUT])
+def test_what_is_said_after_it_was_asked_to_stop_is_no_crash(late):
+    ending = why(0, (SHUT_DOWN, *SENT_AWAY, late), RANKS, ready=True)
     assert ending.reason == "signal"
 
 

@@ -2,7 +2,7 @@
 
 A healthy start is V15, a start in which a rank never comes V9 (test_full_vllm.py). The ranks meet in gloo while they
 start, and in the shared memory of vLLM's own all-reduce in every step: who waits there burns a core. With
-``HANGGUARD_RECORD=FOLDER`` the samples are kept there, which tests/judge/test_vllm_ranks.py judges again.
+``HANGGUARD_RECORD=tests/judge/data`` the samples are kept, which tests/judge/test_vllm_ranks.py judges again.
 """
 
 import pytest
@@ -34,7 +34,7 @@ def vllm(vllm_env, tiny_llama, tmp_path):
     def start(name, *options, fault=None, watch=None, **variables):
         env = vllm_environment(cache_dir=tmp_path / "cache", fault=fault, fault_env=variables) | TWO_CORES
         command = vllm_command(vllm_env, tiny_llama, "{port}", *TWO_RANKS, *options)
-        return recording.recorded(name, watched(command, env=env, folder=tmp_path, **(watch or {})))
+        return recording.recorded(f"vllm-tp2-{name}", watched(command, env=env, folder=tmp_path, **(watch or {})))
 
     return start
 

@@ -115,20 +115,21 @@ def _sent_away(told: tuple[Told, ...]) -> set[int]:
     return {t.pid for t in told if t.reason == SENT_AWAY and t.pid is not None}
 
 
-def _death_before_all(told: tuple[Told, ...]) -> Told | None:
-    """Return the line that tells of a dead member, where nobody was sent away, or asked to stop, before it.
+def _fault_before_all(told: tuple[Told, ...]) -> Told | None:
+    """Return the line that tells of a dead member or an error, where nobody was sent away or asked to stop before it.
 
     vLLM says that it kills each process of its list, and one that was killed before is on it.
     """
-    found = next((t for t in told if t.reason in {SENT_AWAY, ASKED_TO_STOP} or _tells_a_death(t)), None)
-    return found if found is not None and _tells_a_death(found) else None
+    said = (SENT_AWAY, ASKED_TO_STOP)
+    found = next((t for t in told if t.reason in said or _tells_a_death(t) or _names_an_error(t)), None)
+    return found if found is not None and found.reason not in said else None
 
 
-def _named_by_rank(death: Told | None, departed: tuple[Departed, ...]) -> Departed | None:
+def _named_by_rank(fault: Told | None, departed: tuple[Departed, ...]) -> Departed | None:
     """Return the member of which a death line gives role and rank, where its title gives both too."""
-    if death is None or death.worker is None:
+    if fault is None or fault.worker is None:
         return None
-    role, rank = death.worker
+    role, rank = fault.worker
     of_role = [d for d in departed if f"::{role}" in d.title and d.exit_code not in {0, -signal.SIGTERM}]
     named = [d for d in of_role if rank_of(d.title).partition(" ")[0] == f"TP{rank}"]
     named = named or [d for d in of_role if rank == 0 and not rank_of(d.title)]
@@ -163,8 +164,8 @@ def reason_of(
     if was_ready and end is not None:
         told = tuple(t for t in told if t.at >= end.at - RECENT)
     asked_to_stop = next((t for t in told if t.reason == ASKED_TO_STOP), None)
-    death = _death_before_all(told)
-    missed = _named_by_rank(death, departed)
+    fault = _fault_before_all(told)
+    missed = _named_by_rank(fault, departed)
     departed = tuple(d for d in departed if d is missed or d.pid not in _sent_away(told))
     told = tuple(t for t in told if t.reason not in {ASKED_TO_STOP, SENT_AWAY})
     evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
@@ -196,8 +197,8 @@ def reason_of(
         return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)  # they only missed it
     if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
-    if asked and death is not None:
-        return Ending("crash", death.line, evidence=evidence)
+    if asked and fault is not None:
+        return Ending("crash", fault.line, evidence=evidence)
     if asked and asked_to_stop is not None:
         why = f"it was asked to stop, not by hangguard, and ended with {how(code)}: {asked_to_stop.line}"
         return Ending("signal", why, evidence=evidence)
@@ -307,7 +308,11 @@ def _only_points(told: Told) -> bool:
 
 def _root_cause(told: tuple[Told, ...]) -> str:
     """Return the first exception that does not only point at another one; "" if none was told."""
-    return next((t.line for t in told if _EXCEPTION.search(t.line) and not _only_points(t)), "")
+    return next((t.line for t in told if _names_an_error(t)), "")
+
+
+def _names_an_error(told: Told) -> bool:
+    return _EXCEPTION.search(told.line) is not None and not _only_points(told)
 
 
 def _cause(told: tuple[Told, ...]) -> Told | None:
