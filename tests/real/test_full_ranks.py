@@ -102,15 +102,14 @@ async def test_v18c_a_rank_that_locks_up_before_its_collective(vllm, table, rank
 
 @pytest.mark.parametrize("rank", [1, 0])
 async def test_v18d_a_rank_in_an_endless_loop_before_its_collective(vllm, table, rank):
+    """Both burn their cores, one of them in a wait; on two cores nothing else gets on, so that nobody looks beside."""
     async with vllm(f"spun-{rank}", EAGER, fault="serve-spin", HG_AFTER="60", HG_RANK=str(rank)) as watch:
         await watch.until_ready()
         watch.ask()
-        stuck = await watch.until_verdict("stuck", within=200)
-        look = await watch.look()
+        stuck = await watch.until_verdict("stuck", within=280)
         assert watch.answers == []
     must_hang(stuck, kind="serving", phase="serving", suspect=WORKERS[rank], at="_spin", rank=f"TP{rank}")
     assert stuck.confidence == "medium"
-    assert (look.code, look.verdict["verdict"]) == (21, "unclear")  # for a quarter of a minute a slow step looks so
     table.add(f"V18d TP{rank}", f"TP=2: rank {rank} in an endless loop in its step", watch, stuck)
 
 
