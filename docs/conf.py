@@ -97,7 +97,7 @@ myst_substitutions = {
             (broken, ("HANGS_ON", "WEDGED_FOR")),
             (farewell, ("FAREWELL",)),
             (startup, ("STOPPED_BESIDE_BUSY",)),
-            (serving, ("SILENT_FOR", "SILENT_WITHOUT_STACKS", "SILENT_WITHOUT_GPUS", "CANARY_OPEN")),
+            (serving, ("STOOD_HOT", "SILENT_FOR", "SILENT_WITHOUT_STACKS", "SILENT_WITHOUT_GPUS", "CANARY_OPEN")),
             (served, ("CANARY_EVERY", "CANARY_AT_MOST")),
             (asks, ("CANARY_AFTER", "ANSWERED_LATELY", "CANARY_IDLE_EVERY")),
         )

@@ -21,16 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import pytest
 from tenacity import stop_after_attempt
 
-import hangguard.observe
 from hangguard import GaveUp, Limits, Retry, supervise
 from hangguard.engines import common
 from hangguard.engines.base import Engine, Flags
 from hangguard.engines.common import functions
 from hangguard.facts import Attempt, IdlePlace, Marker, Request, StackMarker, Unseen
-from hangguard.supervision.evidence import as_plain, without_bulk
+from hangguard.supervision.evidence import as_plain
+from recording import taking
 
 PROGRAM = Path(__file__).parent / "gpu" / "programs" / "ranks_server.py"
 FROM = "tests/gpu/programs/ranks_server.py"
@@ -130,19 +129,11 @@ def command(python=sys.executable, **options):
 @contextmanager
 def recorded(story):
     """Keep every sample that is taken meanwhile."""
-    plain = hangguard.observe.Observer.take_sample
-
-    async def take_sample(self, *ask):
-        sample = await plain(self, *ask)
-        story.samples.append(without_bulk(sample))
-        return sample
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hangguard.observe.Observer, "take_sample", take_sample)
-        try:
+    try:
+        with taking(story.samples):
             yield
-        finally:
-            write_samples(story)
+    finally:
+        write_samples(story)
 
 
 def tell(name, *, folder, python=sys.executable, ranks, rank=None, limits=None, **options):

@@ -10,25 +10,17 @@ of the documentation is made of these by ``several_gpus_page.py``.
 import gzip
 import json
 import os
-import re
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recording import clean, write
 
 AFTER = 3.0
 """Seconds of samples that are kept after the verdict."""
 TITLE = 160
 """Characters of a command line that are kept of real engines and their compilers."""
-TOPS = "opt|root|home|tmp|work|srv|mnt|var|workspace|data|scratch|usr/local"
-PACKAGES = re.compile(rf"/(?:{TOPS}|usr)(?:/[\w.+@~-]+)*?/(?=(?:site-packages|dist-packages|python3\.\d+)/)")
-OTHERS = re.compile(rf"/(?:{TOPS})(?:/[\w.+@~-]+)*/(?=[\w.+@~-]+)")
-BOARD = re.compile(r"GPU-[0-9a-f]{8}-[0-9a-f-]{27}")
-
-
-def clean(text):
-    """Return the text without paths and names of the machine."""
-    boards = {}
-    text = OTHERS.sub("", PACKAGES.sub("", text))
-    return BOARD.sub(lambda found: boards.setdefault(found[0], f"GPU-{len(boards)}"), text)
 
 
 def samples_of(record, series):
@@ -54,11 +46,6 @@ def slim(line):
     for process in (*tree["members"], *tree["departed"]):
         process["title"] = process["title"][:TITLE]
     return json.dumps(sample)
-
-
-def write(lines, path):
-    with path.open("wb") as out, gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0) as file:
-        file.write(("\n".join(lines) + "\n").encode())
 
 
 def rows_of(record, series):

@@ -122,4 +122,4 @@ class Asked:
         return {m.verdict.verdict for m in self.memories if m.ready_at is not None}
 
 
-__all__ = ["API", "FLOOR", "IDLE", "KERNEL", "LOCKED", "MIB", "PREFILL", "WORKER", "Asked", "served"]
+__all__ = ["API", "FLOOR", "IDLE", "KERNEL", "LOCKED", "MIB", "PREFILL", "SITES", "WORKER", "Asked", "served"]

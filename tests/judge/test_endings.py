@@ -165,6 +165,44 @@ def test_a_core_that_its_own_front_end_killed_when_it_was_sent_away_is_no_crash_
     assert ("shutdown triggered" in ending.why) == (reason == "signal")
 
 
+DIED = "(EngineCore pid=2) ERROR 11-30 [multiproc_executor.py:315] Worker proc VllmWorker-{} died unexpectedly"
+SENT_AWAY = (  # what vLLM 0.32.0 says of every process of its list, one that was killed before among them
+    "(APIServer pid=1) WARNING [shutdown] Process manager: force killing remaining process EngineCore pid 20",
+    "(APIServer pid=1) WARNING [system_utils.py:225] [shutdown] force killing sub process VLLM::Worker_TP pid 21",
+    "(APIServer pid=1) WARNING [system_utils.py:225] [shutdown] force killing sub process VLLM::Worker_TP1 pid 22",
+)
+SHUT_DOWN = "(APIServer pid=1) INFO [launcher.py:254] [shutdown] API server: shutdown triggered"
+RANKS = (gone("VLLM::EngineCore", -15, 20), gone("VLLM::Worker_TP0", -9, 21), gone("VLLM::Worker_TP1", -9, 22))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_ranks_that_all_ended_by_sigkill_the_one_is_named_that_the_engine_found_dead_first(rank):
+    for lines in ((DIED.format(rank),), (DIED.format(rank), *SENT_AWAY)):
+        ending = why(0, lines, RANKS, ready=True)
+        assert (ending.reason, ending.permanent) == ("crash", False)
+        assert ending.why.startswith(f"VLLM::Worker_TP{rank} (pid {21 + rank}) ended by signal 9")
+
+
+def test_a_death_that_no_title_can_be_told_of_is_a_crash_all_the_same():
+    departed = (gone("VLLM::Worker_PP0_TP0", -9, 21), gone("VLLM::Worker_PP1_TP0", -9, 22))
+    ending = why(0, (DIED.format(1), *SENT_AWAY), departed, ready=True)
+    assert (ending.reason, ending.why) == ("crash", DIED.format(1))
+
+
+TIMED_OUT = "(EngineCore pid=2) ERROR 11-30 [core.py:1512] TimeoutError: RPC call to execute_model timed out."
+
+
+def test_an_engine_that_gave_up_and_then_sent_its_ranks_away_has_crashed_although_it_ends_with_0():
+    ending = why(0, (TIMED_OUT, *SENT_AWAY), RANKS, ready=True)
+    assert (ending.reason, ending.why) == ("crash", TIMED_OUT)
+
+
+@pytest.mark.parametrize("late", [DIED.format(0), TIMED_OUT])
+def test_what_is_said_after_it_was_asked_to_stop_is_no_crash(late):
+    ending = why(0, (SHUT_DOWN, *SENT_AWAY, late), RANKS, ready=True)
+    assert ending.reason == "signal"
+
+
 # ---------------------------------------------------------------------------------- told apart by evidence
 
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from asked import API, FLOOR, IDLE, KERNEL, LOCKED, PREFILL, WORKER, Asked, served
+from asked import API, FLOOR, IDLE, KERNEL, LOCKED, PREFILL, SITES, WORKER, Asked, served
 from making import MIB, Member, Story, frames, gpu
 
-from hangguard.facts import Departed, Exit, GpuHolder, Unseen
+from hangguard.facts import Departed, Exit, GpuHolder, Unseen, WaitSite
 from hangguard.judge import next_ask
 from hangguard.judge.at_work import look_of, what_works
 
@@ -373,3 +373,69 @@ def test_a_departed_helper_is_nobodys_business():
     server = Asked()
     server.story.departed = (Departed(pid=7, started=7, title="cc1plus", exit_code=1, noticed_at=server.story.t),)
     assert server.goes(60).seen() == {"ready"}
+
+
+# ---------------------------------------------------------------------------------------------- ranks
+
+REDUCE = ("all_reduce cpu_communicator.py", "forward model.py", "execute_model runner.py", "run_busy_loop core.py")
+LOOP = ("spin runner.py", "execute_model runner.py", "run_busy_loop core.py")
+COLLECTIVE = WaitSite(function="all_reduce", file="cpu_communicator", waits_for="collective")
+
+
+def two_ranks(*, at, titles=("ENGINE::Worker_TP0", "ENGINE::Worker_TP1"), late=1, cpu=1.0, seconds=100) -> Asked:
+    """Two ranks without GPUs: one stands at ``at`` with a core of its own use, the other burns one in a collective."""
+    places = [frames(*REDUCE), frames(*REDUCE)]
+    places[late] = frames(*at)
+    ranks = [Member(102 + n, titles[n], 100, 40, places[n], cpu=(cpu if n == late else 1.0)) for n in (0, 1)]
+    idle = [replace(member, at=frames(*IDLE), cpu=0.0) for member in ranks]
+    server = Asked(by=served(wait_sites=(*SITES, COLLECTIVE)), story=Story(members=(API, *idle), gpus=False))
+    server.goes(5, running=1, tokens=30)
+    server.story.members = (API, *ranks)
+    return server.goes(seconds, running=1)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_locks_up_is_named_before_the_one_that_burns_a_core_in_the_collective(late):
+    server = two_ranks(at=LOCKED, late=late, cpu=0.0)
+    verdict = server.first("stuck").verdict
+    assert (verdict.kind, verdict.confidence) == ("serving", "high")
+    assert verdict.still_for < 30
+    assert [s.rank for s in verdict.suspects] == [f"TP{late}", f"TP{1 - late}"]
+    assert verdict.suspects[1].note == "waits for a peer in all_reduce (cpu_communicator.py)"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_with_a_hot_core_in_one_place_for_which_all_others_wait_is_stuck_also_without_gpus(late):
+    server = two_ranks(at=LOOP, late=late)
+    verdict = server.first("stuck").verdict
+    assert (verdict.kind, verdict.confidence) == ("serving", "medium")
+    assert verdict.still_for >= 60
+    assert "while all other ranks wait for it in a collective" in verdict.why
+    assert [s.rank for s in verdict.suspects] == [f"TP{late}", f"TP{1 - late}"]
+
+
+def test_a_rank_that_goes_round_through_its_functions_is_at_work_while_the_others_wait_for_it():
+    server = two_ranks(at=LOOP, seconds=1)
+    for n in range(100):
+        server.story.moves_to(103, f"layer_{n % 7} model.py", *LOOP)
+        server.goes(3, running=1)
+    assert server.seen() == {"ready"}
+
+
+@pytest.mark.parametrize(
+    "titles",
+    [
+        ("ENGINE::Worker_PP0_TP0", "ENGINE::Worker_PP1_TP0"),
+        ("ENGINE::Worker_DP0_TP0", "ENGINE::Worker_DP1_TP0"),
+        ("ENGINE::Worker_TP0_EP0", "ENGINE::Worker_TP1_EP1"),
+    ],
+)
+def test_ranks_that_do_unequal_shares_may_wait_for_long_without_gpus(titles):
+    server = two_ranks(at=LOOP, titles=titles, seconds=400)
+    assert "stuck" not in server.seen()
+
+
+def test_ranks_that_all_compute_in_one_place_without_gpus_are_not_called_stuck():
+    server = two_ranks(at=LOOP, seconds=1)
+    server.story.moves_to(102, *LOOP)
+    assert "stuck" not in server.goes(400, running=1).seen()

@@ -102,5 +102,5 @@ def _cell(text):
 
 def _order(number):
     letters = number.lstrip("VS")
-    digits = "".join(c for c in letters if c.isdigit())
+    digits = re.match(r"\d+", letters)[0]
     return number[0] != "V", int(digits), letters

@@ -11,6 +11,7 @@ import signal
 from dataclasses import dataclass
 
 from hangguard.facts import Departed, Exit, Unseen
+from hangguard.judge.ranks import rank_of
 from hangguard.judge.rules import TRACKERS, Rules, matches
 
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGQUIT,
@@ -75,6 +76,8 @@ class Told:
     """Of whom it tells."""
     final: bool = False
     """Whether the start has failed for good by it."""
+    worker: tuple[str, int] | None = None
+    """The same, where it names a role and a rank instead: ``("Worker", 1)`` of ``Worker proc VllmWorker-1``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ def told_by(lines: tuple[str, ...], rules: Rules, t: float = 0.0) -> tuple[Told,
             at=t,
             pid=_pid_in(match),
             final=symptom.final,
+            worker=_worker_in(match),
         )
         for n, line in enumerate(lines)
         for symptom in rules.symptoms
@@ -108,9 +112,34 @@ def _pid_in(match: re.Match[str]) -> int | None:
     return int(match["pid"]) if "pid" in match.re.groupindex and match["pid"] else None
 
 
+def _worker_in(match: re.Match[str]) -> tuple[str, int] | None:
+    return (match["role"], int(match["rank"])) if "rank" in match.re.groupindex and match["rank"] else None
+
+
 def _sent_away(told: tuple[Told, ...]) -> set[int]:
     """Return whom the launched process has ended itself: their end began nothing."""
     return {t.pid for t in told if t.reason == SENT_AWAY and t.pid is not None}
+
+
+def _fault_before_all(told: tuple[Told, ...]) -> Told | None:
+    """Return the line that tells of a dead member or an error, where nobody was sent away or asked to stop before it.
+
+    vLLM says that it kills each process of its list, and one that was killed before is on it.
+    """
+    said = (SENT_AWAY, ASKED_TO_STOP)
+    found = next((t for t in told if t.reason in said or _tells_a_death(t) or _names_an_error(t)), None)
+    return found if found is not None and found.reason not in said else None
+
+
+def _named_by_rank(fault: Told | None, departed: tuple[Departed, ...]) -> Departed | None:
+    """Return the member of which a death line gives role and rank, where its title gives both too."""
+    if fault is None or fault.worker is None:
+        return None
+    role, rank = fault.worker
+    of_role = [d for d in departed if f"::{role}" in d.title and d.exit_code not in {0, -signal.SIGTERM}]
+    named = [d for d in of_role if rank_of(d.title).partition(" ")[0] == f"TP{rank}"]
+    named = named or [d for d in of_role if rank == 0 and not rank_of(d.title)]
+    return named[0] if len(named) == 1 else None
 
 
 def _with_its_exception(line: str, rest: tuple[str, ...]) -> str:
@@ -141,10 +170,12 @@ def reason_of(
     if was_ready and end is not None:
         told = tuple(t for t in told if t.at >= end.at - RECENT)
     asked_to_stop = next((t for t in told if t.reason == ASKED_TO_STOP), None)
-    departed = tuple(d for d in departed if d.pid not in _sent_away(told))
+    fault = _fault_before_all(told)
+    missed = _named_by_rank(fault, departed)
+    departed = tuple(d for d in departed if d is missed or d.pid not in _sent_away(told))
     told = tuple(t for t in told if t.reason not in {ASKED_TO_STOP, SENT_AWAY})
     evidence = tuple(f"{t.reason}: {t.line}" for t in _first_and_last(told))
-    killed = _told_dead(told, departed) or first_killed(departed, root, rules) or _untitled(told, departed)
+    killed = missed or _told_dead(told, departed) or first_killed(departed, root, rules) or _untitled(told, departed)
     code = _through_a_shell(end.code) if end is not None else Unseen("its parent never told")
     if killed is not None and _began_it(killed, departed, end, rules):
         told = tuple(t for t in told if t.reason not in FOLLOWS or t.at < killed.noticed_at - ONE_LOOK)
@@ -174,6 +205,8 @@ def reason_of(
         return _by_code(code, evidence, was_ready=was_ready, shm_free_share=shm_free_share)  # they only missed it
     if told and (not asked or _worker_end_unseen(departed, rules)):
         return Ending("crash", told[0].line, evidence=evidence)
+    if asked and fault is not None:
+        return Ending("crash", fault.line, evidence=evidence)
     if asked and asked_to_stop is not None:
         why = f"it was asked to stop, not by hangguard, and ended with {how(code)}: {asked_to_stop.line}"
         return Ending("signal", why, evidence=evidence)
@@ -305,7 +338,11 @@ def _only_points(told: Told) -> bool:
 
 def _root_cause(told: tuple[Told, ...]) -> str:
     """Return the first exception that does not only point at another one; "" if none was told."""
-    return next((t.line for t in told if _EXCEPTION.search(t.line) and not _only_points(t)), "")
+    return next((t.line for t in told if _names_an_error(t)), "")
+
+
+def _names_an_error(told: Told) -> bool:
+    return _EXCEPTION.search(told.line) is not None and not _only_points(told)
 
 
 def _cause(told: tuple[Told, ...]) -> Told | None:

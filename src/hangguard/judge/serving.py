@@ -32,6 +32,7 @@ from hangguard.judge.served import WINDOW, Stood, frames_of
 from hangguard.judge.silence import (
     STOOD_HOT,
     STOOD_LONG,
+    awaited_rank,
     busy_words,
     canary_open_for,
     culprits_of,
@@ -40,9 +41,11 @@ from hangguard.judge.silence import (
     is_at_work,
     outside_of,
     silent_for,
+    wait_for_peer,
     who_may_work,
     workers,
 )
+from hangguard.judge.sites import WITHIN
 from hangguard.judge.telling import judged
 
 V = TypeVar("V", bound=Judged)
@@ -128,8 +131,9 @@ def _hung(memory: Memory, sample: Sample) -> Verdict | None:
         kind = "download" if outside.waits_for == "download" else "lock"
         return _say(Waiting, memory, sample, f"a worker waits for something outside: {outside}", kind)
     if proof := _proof(memory, silent, asked=asked):
-        why, confidence = proof
-        return _stuck(memory, sample, f"{served.demand_by}, nothing came out for {silent:.0f} s, and {why}", confidence)
+        why, confidence, first = proof
+        why = f"{served.demand_by}, nothing came out for {silent:.0f} s, and {why}"
+        return _stuck(memory, sample, why, confidence, first or culprits_of(memory))
     if not served.requests:
         return (
             None  # an open connection is no request, and one of ours may stand in a long queue: idle, for all we know
@@ -142,29 +146,29 @@ def _hung(memory: Memory, sample: Sample) -> Verdict | None:
     return _say(Unclear, memory, sample, why, confidence="low")
 
 
-def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confidence] | None:
-    """Return what proves the hang, in words, and how sure that is."""
+def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confidence, tuple[Stood, ...]] | None:
+    """Return what proves the hang, in words, how sure that is, and whom it goes by, if by anybody."""
     served, canary = memory.serving, canary_open_for(memory)
     blind = gpu_may_work(memory)
     if asked and not blind and not who_may_work(memory) and (culprits := culprits_of(memory)):
-        return _where(memory, culprits[0]), "high"
+        return _where(memory, culprits[0]), "high", culprits
     if hot := _hot(memory, silent, blind=blind):
-        return hot, "medium"
+        return hot[0], "medium", hot[1]
     if (
         served.requests
         and blind
         and silent >= SILENT_WITHOUT_GPUS
         and (culprits := culprits_of(memory, at_least=STOOD_LONG))
     ):
-        return f"{_where(memory, culprits[0])} (whether a GPU works cannot be told)", "medium"
+        return f"{_where(memory, culprits[0])} (whether a GPU works cannot be told)", "medium", culprits
     if served.requests and silent >= _enough_when_busy(memory) and (busy := busy_words(memory)):
-        return busy, "medium"
+        return busy, "medium", ()
     if doubt(memory):
         return None
     if canary >= CANARY_OPEN:
-        return f"a test request was not answered for {canary:.0f} s, while nothing works", "medium"
+        return f"a test request was not answered for {canary:.0f} s, while nothing works", "medium", ()
     if served.requests and silent >= SILENT_WITHOUT_STACKS and (not served.stood or served.stacks_unseen):
-        return "nothing works; judged with the long patience because the stacks were unseen", "medium"
+        return "nothing works; judged with the long patience because the stacks were unseen", "medium", ()
     return None
 
 
@@ -175,12 +179,21 @@ def _enough_when_busy(memory: Memory) -> float:
     return float("inf") if memory.serving.stood else SILENT_WITHOUT_STACKS
 
 
-def _hot(memory: Memory, silent: float, *, blind: bool) -> str:
-    """Where a worker burns its core in one place beside GPUs that do nothing; without GPUs that may be the work."""
-    if blind or not memory.serving.requests or not memory.boards.boards or silent < STOOD_HOT:
-        return ""
+def _hot(memory: Memory, silent: float, *, blind: bool) -> tuple[str, tuple[Stood, ...]] | None:
+    """Where a worker burns its core in one place beside GPUs that do nothing, and who.
+
+    Without GPUs that may be the work, unless all other ranks have done theirs and wait for it.
+    """
+    if blind or not memory.serving.requests or silent < STOOD_HOT:
+        return None
     culprits = culprits_of(memory, at_least=STOOD_HOT)
-    return f"{_where(memory, culprits[0])}, with a hot core, while no GPU works" if culprits else ""
+    if memory.boards.boards:
+        return (f"{_where(memory, culprits[0])}, with a hot core, while no GPU works", culprits) if culprits else None
+    awaited = awaited_rank(memory, STOOD_HOT)
+    if awaited is None:
+        return None
+    others = (awaited, *(s for s in culprits if s is not awaited))
+    return f"{_where(memory, awaited)}, with a hot core, while all other ranks wait for it in a collective", others
 
 
 def _where(memory: Memory, stood: Stood) -> str:
@@ -189,15 +202,14 @@ def _where(memory: Memory, stood: Stood) -> str:
     return f"{busy}, and {where}" if busy else where
 
 
-def _stuck(memory: Memory, sample: Sample, why: str, confidence: Confidence) -> Stuck:
+def _stuck(memory: Memory, sample: Sample, why: str, confidence: Confidence, culprits: tuple[Stood, ...]) -> Stuck:
     verdict = _say(Stuck, memory, sample, why, "serving", confidence)
-    return replace(verdict, suspects=_suspects(memory))
+    return replace(verdict, suspects=_suspects(memory, culprits))
 
 
-def _suspects(memory: Memory) -> tuple[Suspect, ...]:
-    """Return the workers, those that stand outside their idle loop first."""
-    first = [(s.pid, s.started) for s in culprits_of(memory)]
-    order = {identity: n for n, identity in enumerate(first)}
+def _suspects(memory: Memory, culprits: tuple[Stood, ...]) -> tuple[Suspect, ...]:
+    """Return the workers, those first that stand outside their idle loop, and of them those that wait for nobody."""
+    order = {(s.pid, s.started): n for n, s in enumerate(culprits)}
     everyone = sorted(workers(memory), key=lambda p: order.get(p.identity, len(order)))
     stood = {(s.pid, s.started): s for s in memory.serving.stood}
     return tuple(_suspect(p, stood.get(p.identity), memory, culprit=p.identity in order) for p in everyone[:16])
@@ -207,7 +219,10 @@ def _suspect(process: Process, stood: Stood | None, memory: Memory, *, culprit: 
     frames = frames_of(stood.stack) if stood is not None else ()
     at = tuple(f"{f.function} ({f.file.rsplit('/', 1)[-1]}:{f.line})" for f in frames[:8])
     idle = bool(frames) and is_idle(frames, memory.rules.idle_places)
+    waits = wait_for_peer(memory, stood) if culprit and stood is not None else None
     note = "outside its idle loop" if culprit else "waits for work" if idle else ""
+    if waits is not None and waits.waits_for in WITHIN:
+        note = f"waits for a peer in {waits.frame.function} ({waits.frame.file.rsplit('/', 1)[-1]})"
     return Suspect(pid=process.pid, title=process.title, rank=rank_of(process.title), at=at, note=note)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from hangguard.facts import Process
 from hangguard.judge.at_work import workers_of
 from hangguard.judge.boards import is_busy_for_nothing
 from hangguard.judge.idle import is_idle
 from hangguard.judge.memory import Memory
+from hangguard.judge.ranks import rank_of
 from hangguard.judge.served import Stood, frames_of
-from hangguard.judge.sites import Found, site_of_frames
+from hangguard.judge.sites import WITHIN, Found, site_of_frames
 from hangguard.judge.stillness import APART
 
 SPIN_SITES = frozenset({"kernel", "communicator", "collective", "peers"})
@@ -31,6 +34,8 @@ that is built in the worker goes round through its functions."""
 
 STOOD_LONG = 240.0
 """Seconds in one place that no step of a model takes: a long prefill goes round through its layers and chunks."""
+
+_EQUAL_SHARE = re.compile(r"TP\d+")
 
 
 def silent_for(memory: Memory) -> float:
@@ -55,12 +60,48 @@ def workers(memory: Memory) -> tuple[Process, ...]:
 
 
 def culprits_of(memory: Memory, *, at_least: float = APART) -> tuple[Stood, ...]:
-    """Return the workers that stood for so long where none stands without work; those that nobody waits for first."""
+    """Return the workers that stood for so long where none stands without work; those that wait for nobody first.
+
+    A parent waits for its workers, and a rank in a collective, or at the kernel of one, for the ranks that are not.
+    """
     found = tuple(
         s for s in memory.serving.stood if s.last_at - s.first_at >= at_least and _is_culprit(memory, s, at_least)
     )
-    parents = {p.parent for p in memory.tree.members} if memory.tree is not None else set()
-    return tuple(sorted(found, key=lambda s: s.pid in parents))
+    parents = _parents(memory)
+    return tuple(sorted(found, key=lambda s: (s.pid in parents, wait_for_peer(memory, s) is not None)))
+
+
+def wait_for_peer(memory: Memory, stood: Stood) -> Found | None:
+    """Return the place in which this worker waits for another rank; ``None``: it stands somewhere else."""
+    site = site_of_frames(frames_of(stood.stack), memory.rules.wait_sites)
+    return site if site is not None and site.waits_for in {*WITHIN, "kernel"} else None
+
+
+def awaited_rank(memory: Memory, at_least: float) -> Stood | None:
+    """Return the one rank that has stood for so long in one place, while all others wait for it in a collective.
+
+    Tensor parallel ranks do equal shares of a step, and the others have done theirs: so it is not that. Of pipelines,
+    experts and data parallel engines nobody can say so.
+    """
+    parents = _parents(memory)
+    leaves = [p for p in workers(memory) if p.pid not in parents]
+    if not all(_EQUAL_SHARE.fullmatch(rank_of(p.title)) for p in leaves):
+        return None
+    ranks = {p.identity for p in leaves}
+    stood = [s for s in memory.serving.stood if (s.pid, s.started) in ranks and s.last_at - s.first_at >= at_least]
+    here = [s for s in stood if not _is_in_collective(memory, s)]
+    if not len(here) == 1 < len(stood) == len(ranks):
+        return None
+    return here[0] if _is_culprit(memory, here[0], at_least) else None
+
+
+def _is_in_collective(memory: Memory, stood: Stood) -> bool:
+    site = wait_for_peer(memory, stood)
+    return site is not None and site.waits_for in WITHIN
+
+
+def _parents(memory: Memory) -> set[int]:
+    return {p.parent for p in memory.tree.members} if memory.tree is not None else set()
 
 
 def _is_culprit(memory: Memory, stood: Stood, at_least: float) -> bool:

@@ -83,6 +83,6 @@ def _of_union(kinds: tuple[Any, ...], value: Any) -> Any:
 
 @lru_cache(maxsize=128)
 def _types_of(kind: type) -> dict[str, Any]:
-    names = vars(facts) | vars(sys.modules[kind.__module__]) | {"Literal": Literal}
-    hints = typing.get_type_hints(kind, names)
+    own = vars(sys.modules[kind.__module__])  # names that the facts do not export, and those imported for types only
+    hints = typing.get_type_hints(kind, own | vars(facts) | {"Literal": Literal})
     return {field.name: hints[field.name] for field in fields(kind)}

@@ -139,7 +139,7 @@ SYMPTOMS = (
     Symptom(
         pattern=r"EngineCore encountered a(?:n issue| fatal error)"
         r"|WorkerProc was terminated|WorkerProc failed\."
-        r"|Worker proc \S+ died unexpectedly"
+        r"|(?P<role>Worker) proc \w+-(?P<rank>\d+) died unexpectedly"
         r"|Engine core proc \S+ died unexpectedly"
         r"|engine core exited unexpectedly"
         r"|EngineDeadError"

@@ -68,6 +68,13 @@ WAIT_SITES: tuple[WaitSite, ...] = (
         waits_for="message",
         source=f"vLLM, {READ}: between engine core and workers; burns a core in sched_yield at times (vllm#19036)",
     ),
+    WaitSite(
+        function=functions("all_reduce", "gather", "all_gather(?:_into_tensor)?", "(?:send|recv)_tensor_dict"),
+        file="cpu_communicator.py",
+        waits_for="collective",
+        source="vLLM 0.32.0, CPU build: the ranks of one host meet in shared memory, and who waits there burns a core "
+        "without a system call (seen with two ranks)",
+    ),
 )
 
 # py-spy names the class on Python 3.11 and later. Read in 0.8.5 to 0.33.0, seen in 0.26.0 and 0.32.0.
