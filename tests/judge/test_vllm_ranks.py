@@ -66,11 +66,12 @@ def test_a_rank_that_locks_up_is_named_while_the_other_burns_a_core_in_the_all_r
     assert verdict.suspects[1].note == "waits for a peer in all_reduce (cpu_communicator.py)"
 
 
-def test_a_rank_in_an_endless_loop_is_named_while_the_other_burns_a_core_in_the_all_reduce():
-    """Of this recording, of a machine with nothing to spare, every other sample without stacks was left out."""
-    verdict = first("spun-1", "stuck").verdict
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_in_an_endless_loop_is_named_while_the_other_burns_a_core_in_the_all_reduce(rank):
+    """The loops leave the machine nothing to spare; of rank 1 every other sample without stacks was left out."""
+    verdict = first(f"spun-{rank}", "stuck").verdict
     assert (verdict.kind, verdict.phase, verdict.confidence) == ("serving", "serving", "medium")
-    assert [s.rank for s in verdict.suspects[:2]] == ["TP1", "TP0"]
+    assert [s.rank for s in verdict.suspects[:2]] == [f"TP{rank}", f"TP{1 - rank}"]
     assert "_spin" in verdict.suspects[0].at[0]
 
 
