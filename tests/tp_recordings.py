@@ -1,6 +1,6 @@
 """Recordings of real vLLM and SGLang with two ranks on one or two H200, judged again by the code of now.
 
-``judge/test_tensor_parallel.py`` asserts what must be said of them, ``gpu/several_gpus_page.py`` tells it on a page.
+``judge/test_tp_recordings.py`` asserts what must be said of them, ``gpu/several_gpus_page.py`` tells it on a page.
 """
 
 import json

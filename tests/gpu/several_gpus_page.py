@@ -21,7 +21,7 @@ FOUND = {"stuck", "broken", "expired"}
 RANKS_HEAD = """# Several GPUs: real hangs between real ranks
 
 Recorded on H200 GPUs of one host, NVLink multicast off. The samples are test data: every verdict on this page is judged
-again from them, on any machine, by `tests/judge/test_h200x2.py` and `tests/judge/test_tensor_parallel.py`, and the page
+again from them, on any machine, by `tests/judge/test_h200x2.py` and `tests/judge/test_tp_recordings.py`, and the page
 is written from them by `python tests/gpu/several_gpus_page.py`.
 
 ## Ranks of NCCL

@@ -27,7 +27,7 @@ def replayed(
 
 
 def test_every_recording_is_judged():
-    # What hangguard recorded itself is judged in test_h200*.py, test_tensor_parallel.py and test_vllm_ranks.py.
+    # What hangguard recorded itself is judged in test_h200*.py, test_tp_recordings.py and test_vllm_ranks.py.
     own = ("h200", "tp2", "vllm-tp2")
     names = {f.name.removesuffix(".jsonl.gz") for f in DATA.glob("*.jsonl.gz") if not f.name.startswith(own)}
     others = {"slow-load-sleep60", "trace-store_wait"} | {f"trace-gpu-{e}-capture-deadlock" for e in ("vllm", "sglang")}
