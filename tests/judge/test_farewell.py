@@ -1,10 +1,14 @@
 """A server that has failed, says so, and lives on: for how long it may, and what is said when it does not end."""
 
+from dataclasses import replace
+
 import pytest
 from asked import API, LOCKED, WORKER, Asked, served
 from making import BUSY, SERVER, Member, Story, first, frames, rules, seen, watch
 from recorded import rules_of
 
+from hangguard.judge import diagnose_memory
+from hangguard.judge.advice import BY_REASON
 from hangguard.judge.endings import told_by
 from hangguard.judge.farewell import FAREWELL
 
@@ -62,6 +66,26 @@ def test_a_start_that_says_that_it_has_failed_and_does_not_end_is_broken_for_tha
     assert (verdict.kind, verdict.reason, verdict.permanent) == ("failed", "crash", False)
     assert "CUBLAS_STATUS_INTERNAL_ERROR" in verdict.why
     assert {suspect.pid for suspect in verdict.suspects} == {102, 103}
+
+
+def test_what_to_do_is_told_by_the_reason_and_not_by_the_phase():
+    oom = ("(Worker_TP1 pid=1) ERROR [multiproc_executor.py:1] torch.OutOfMemoryError: CUDA out of memory.",)
+    told = (
+        Story(members=TWO).goes(22, **BUSY).goes(1, lines=(*VLLM_ON_TWO_H200[:1], *oom, VLLM_ON_TWO_H200[2])).goes(90)
+    )
+    broken = first(watch(told.samples, READ), "broken")
+    assert broken.verdict.reason == "gpu-oom"
+    read, advice = diagnose_memory(broken).advice[:2]
+    assert "first error in its log" in read
+    assert advice == BY_REASON["gpu-oom"]
+
+
+def test_it_gets_no_more_time_than_the_whole_start_has():
+    told = failed()
+    deadline = told.t + 30.0
+    expired = first(watch(told.goes(90).samples, replace(READ, deadline=deadline)), "expired")
+    assert deadline <= expired.now <= deadline + 2.0
+    assert expired.verdict.kind == "ready_within"
 
 
 def test_until_then_it_may_end_by_itself():

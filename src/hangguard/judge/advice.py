@@ -82,13 +82,18 @@ BY_REASON = {
 }
 
 
+_SAID_SO = "read the first error in its log: that it does not end only follows from it"
+
+
 def advice_for(memory: Memory, findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """Return what a person could try, the likeliest first."""
     verdict = memory.verdict
     if verdict.kind in {"hardware", "wedged"} and isinstance(verdict, (Broken, Exited)):
         return ("drain the machine; reset the board or reboot; no flag and no relaunch helps", "keep the kernel's log")
     if isinstance(verdict, Exited):
-        return _of_an_exit(verdict)
+        return _of_a_reason(verdict.kind, permanent=verdict.permanent)
+    if isinstance(verdict, Broken) and verdict.reason:
+        return (_SAID_SO, *_of_a_reason(verdict.reason, permanent=verdict.permanent))
     if isinstance(verdict, Stuck) and verdict.kind == "stopped":
         return ("find out who stopped it; kill -CONT lets it go on",)
     if verdict.left_locks:
@@ -112,10 +117,10 @@ def about_left_locks(paths: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def _of_an_exit(verdict: Exited) -> tuple[str, ...]:
-    known = (BY_REASON[verdict.kind],) if verdict.kind in BY_REASON else ()
+def _of_a_reason(reason: str, *, permanent: bool) -> tuple[str, ...]:
+    known = (BY_REASON[reason],) if reason in BY_REASON else ()
     again = ("mend the command: the same launch would end the same way again",)
-    return (*known, *(again if verdict.permanent and not known else ()))
+    return (*known, *(again if permanent and not known else ()))
 
 
 def _of_a_hang(memory: Memory, findings: tuple[Finding, ...]) -> tuple[str, ...]:

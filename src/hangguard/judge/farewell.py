@@ -23,8 +23,13 @@ scripts make one that try again by themselves: then the old words tell of nothin
 
 
 def judge_farewell(memory: Memory, sample: Sample) -> Waiting | Broken | None:
-    """Return the verdict over a server that has failed and still lives; ``None``: it has not, as far as is seen."""
+    """Return the verdict over a server that has failed and still lives; ``None``: it has not, as far as is seen.
+
+    Nobody gets more time for it than the whole start has.
+    """
     if sample.exit is not None or isinstance(sample.tree, Unseen) or quiet_for(memory) < HANGS_ON:
+        return None
+    if memory.ready_at is None and sample.t >= memory.rules.deadline:
         return None
     return _gathers(memory, sample) or _has_failed(memory, sample)
 

@@ -71,7 +71,7 @@ def crash(memory: Memory) -> Finding:
     evidence = (*(f"{name_of(d)} ended with {d.exit_code}" for d in bad[:3]), *lines[:2], *xids[:2])
     verdict = memory.verdict
     if (isinstance(verdict, Exited) and verdict.kind == "crash") or (
-        isinstance(verdict, Broken) and verdict.kind == "survivors"
+        isinstance(verdict, Broken) and (verdict.kind == "survivors" or verdict.reason == "crash")
     ):
         return found(name, "confirmed", verdict.why, *evidence)
     if lines or any(isinstance(d.exit_code, int) and d.exit_code < 0 for d in bad):
