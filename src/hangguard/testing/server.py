@@ -124,7 +124,7 @@ class Main:
 
     def _watch(self, name: str, child: subprocess.Popen[bytes]) -> None:
         code = child.wait()
-        if self._options.ignore_crash:
+        if self._options.ignore_crash or self._ending.locked():  # whom we end ourselves has not crashed
             return
         if code == -signal.SIGTERM and self._asked.wait(0.5):
             return  # the whole group was asked to end, and our own signal is just being handled
