@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 
+from hangguard.judge.farewell import FAREWELL  # noqa: E402
 from tp_recordings import DATA, ROWS, judged_again  # noqa: E402
 
 NOTHING = "none"
@@ -77,10 +78,10 @@ What the real engines taught:
 - **A crash takes its time.** With the other rank inside a collective of NCCL, SGLang waits for 60 s for CUDA core dumps
   before it ends. Until then the verdict is *waiting* (farewell), and names the dead rank.
 - **A start can fail and never end.** vLLM 0.26 on two GPUs said `EngineCore failed to start` (an error of cuBLAS after
-  FlashInfer had made its workspace for fused all-reduces), and lived on for six minutes, until it was ended. That is
-  *broken* (failed), 75 s after the last words, with their reason.
+  FlashInfer had made its workspace for fused all-reduces), and lived on until it was ended. That is *broken* (failed),
+  {farewell:.0f} s after the last words, with their reason.
 - **vLLM's fused all-reduce uses NVLink multicast** (FlashInfer's backend `mnnvl`), whatever NCCL is told. Where
-  multicast must stay off: `--compilation-config '{"pass_config": {"fuse_allreduce_rms": false}}'`; in SGLang
+  multicast must stay off: `--compilation-config '{{"pass_config": {{"fuse_allreduce_rms": false}}}}'`; in SGLang
   `--enforce-disable-flashinfer-allreduce-fusion`.
 """
 
@@ -166,7 +167,7 @@ def page():
         + table(RANKS_COLUMNS, map(line_of_ranks, ranks))
         + ENGINES_HEAD
         + table(ENGINES_COLUMNS, map(line_of_engine, engines))
-        + ENGINES_NOTES
+        + ENGINES_NOTES.format(farewell=FAREWELL)
     )
 
 
