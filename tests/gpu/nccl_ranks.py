@@ -20,7 +20,7 @@ LAST = Ask(communicators=True, last=True)
 class Ranks:
     def __init__(self, size, folder):
         self.address = ("127.0.0.1", free_port())
-        env = {**os.environ, "NCCL_RAS_ADDR": f"127.0.0.1:{self.address[1]}"}
+        env = {**os.environ, "NCCL_RAS_ADDR": f"127.0.0.1:{self.address[1]}", "NCCL_DEBUG": ""}  # it speaks on stdout
         self.processes = [
             subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(rank), str(size), str(folder / "store")],

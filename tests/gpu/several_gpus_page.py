@@ -51,9 +51,9 @@ ENGINES_HEAD = """
 Two ranks, a Llama of 4 layers without weights, NCCL for every all-reduce, four clients that ask without a pause. A row
 on one GPU has both ranks there: NCCL takes each for a host of its own (`NCCL_HOSTID`), and they talk through sockets.
 *Deadlock*: both ranks wait for themselves where the CUDA graphs are captured; hangguard ends the server and starts it
-with one changed option, and that one answers: it is the one of which a rank is killed then. (vLLM's lock stands before
-it says anything of the capture: the phase is the one before.) Of vLLM on two GPUs only the start that fails was seen,
-see below (`pytest tests/gpu -m engines_on_gpus`).
+with one changed option, and that one answers: it is the one of which a rank is killed then. (vLLM's lock on one GPU
+stood in a function by which no phase is known: there the phase is the one before.) It is run again by
+`pytest tests/gpu -m engines_on_gpus`.
 
 """
 ENGINES_COLUMNS = (
@@ -77,9 +77,10 @@ What the real engines taught:
   whatever they say after it.
 - **A crash takes its time.** With the other rank inside a collective of NCCL, SGLang waits for 60 s for CUDA core dumps
   before it ends. Until then the verdict is *waiting* (farewell), and names the dead rank.
-- **A start can fail and never end.** vLLM 0.26 on two GPUs said `EngineCore failed to start` (an error of cuBLAS after
-  FlashInfer had made its workspace for fused all-reduces), and lived on until it was ended. That is *broken* (failed),
-  {farewell:.0f} s after the last words, with their reason.
+- **A start can fail and never end.** vLLM 0.26 on two GPUs, with the fused all-reduces that it takes by itself, said
+  `EngineCore failed to start` (an error of cuBLAS after FlashInfer had made its workspace for them), and lived on until
+  it was ended. That is *broken* (failed), {farewell:.0f} s after the last words, with their reason. Without
+  them it starts.
 - **vLLM's fused all-reduce uses NVLink multicast** (FlashInfer's backend `mnnvl`), whatever NCCL is told. Where
   multicast must stay off: `--compilation-config '{{"pass_config": {{"fuse_allreduce_rms": false}}}}'`; in SGLang
   `--enforce-disable-flashinfer-allreduce-fusion`.

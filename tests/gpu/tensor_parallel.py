@@ -24,6 +24,10 @@ from hangguard.supervision.evidence import as_plain
 FAULTS = Path(__file__).parent / "faults"
 ENGINES = Path(os.environ.get("HANGGUARD_ENGINES", "/nowhere"))
 CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
+WITHOUT_MULTICAST_PASSES = json.dumps(
+    {"pass_config": {"fuse_allreduce_rms": False, "fuse_gemm_comms": False, "enable_sp": False}}
+)
+"""vLLM's compiled code uses NVLink multicast in these (FlashInfer's backend mnnvl, symmetric memory)."""
 ANYTHING = re.compile(r".*")
 """What the engines leave in their temporary folder on a GPU is told in the row."""
 
@@ -39,7 +43,7 @@ class Served:
     """What a rank's process calls itself, up to its number."""
 
     def command(self, ranks):
-        facts = {"model": ENGINES / "model", "ranks": ranks, "port": "{port}"}
+        facts = {"model": ENGINES / "model", "ranks": ranks, "port": "{port}", "compilation": WITHOUT_MULTICAST_PASSES}
         return [sys.executable, *(word.format(**facts) for word in self.words)]
 
     def environment(self, caches, *, ranks, fault=""):
@@ -66,11 +70,11 @@ ENGINES_SERVED = {
             *("--tensor-parallel-size", "{ranks}", "--distributed-executor-backend", "mp"),
             *("--disable-custom-all-reduce", "--gpu-memory-utilization", "0.3", "--kv-cache-memory-bytes", "30G"),
             *("--max-cudagraph-capture-size", "8"),
-            # FlashInfer's all-reduce would use NVLink multicast (its backend mnnvl).
-            *("--compilation-config", '{{"pass_config": {{"fuse_allreduce_rms": false}}}}'),
+            *("--compilation-config", "{compilation}"),
         ),
         env={
-            "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it would use NVLink multicast
+            "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # it would use NVLink multicast, and so does the next by "auto"
+            "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
             "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HOST_IP": "127.0.0.1",

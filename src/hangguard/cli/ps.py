@@ -20,7 +20,7 @@ from hangguard.errors import NoSuchRun
 from hangguard.facts import Ask, Launch, RunNow, RunState, Unseen
 from hangguard.observe.gpus import GpuProbe
 from hangguard.redact import clean_text, redact
-from hangguard.report.runs import SCHEMA, command_for, row_of, verdict_of, what_runs
+from hangguard.report.runs import SCHEMA, command_for, memory_held, row_of, verdict_of, what_runs
 from hangguard.report.text import duration
 from hangguard.run_state import list_runs
 
@@ -58,7 +58,7 @@ def run_ps(options: PsOptions) -> int:
     return ASKED
 
 
-async def _look(options: PsOptions) -> tuple[tuple[RunNow, ...], dict[str, int]]:
+async def _look(options: PsOptions) -> tuple[tuple[RunNow, ...], dict[str, int | None]]:
     runs = await look_at(lambda: list_runs(options.run_dir))
     shown = runs if options.all_runs else tuple(filter(_is_of_interest, runs))
     return shown, await _gpu_memory(shown)
@@ -68,8 +68,8 @@ def _is_of_interest(now: RunNow) -> bool:
     return now.is_alive or now.standing == "left behind" or bool(now.guardian or now.members)
 
 
-async def _gpu_memory(runs: tuple[RunNow, ...]) -> dict[str, int]:
-    """Return how much memory of GPUs the members of each run hold, where the driver tells that at once."""
+async def _gpu_memory(runs: tuple[RunNow, ...]) -> dict[str, int | None]:
+    """Return how many bytes of GPU memory the members of each run hold; ``None``: the driver does not tell."""
     if not any(now.members for now in runs):
         return {}
     probe = GpuProbe(Launch(argv=(), env=(), cwd="/", url="", host="", port=0), within=GPUS_WITHIN)
@@ -77,19 +77,13 @@ async def _gpu_memory(runs: tuple[RunNow, ...]) -> dict[str, int]:
         boards = await probe.look(Ask())
     finally:
         await probe.aclose()
-    if isinstance(boards, Unseen):
-        return {}
-    used: dict[int, int] = {}
-    for board in boards:
-        for holder in () if isinstance(board.holders, Unseen) else board.holders:
-            used[holder.pid] = used.get(holder.pid, 0) + (holder.used_bytes or 0)
-    return {now.found.path: sum(used.get(pid, 0) for pid, _ in now.members) for now in runs}
+    return {now.found.path: memory_held(boards, {pid for pid, _ in now.members}) for now in runs if now.members}
 
 
 # ------------------------------------------------------------------------------------------- showing
 
 
-def _print_table(runs: tuple[RunNow, ...], memory: dict[str, int]) -> None:
+def _print_table(runs: tuple[RunNow, ...], memory: dict[str, int | None]) -> None:
     rows = [_row(now, memory) for now in runs]
     headings = [heading for heading in rows[0] if any(row[heading] for row in rows) or heading in {"run", "what"}]
     width = min(WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDEST_IN_A_FILE
@@ -109,7 +103,7 @@ def _shortened(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 4]} ..."
 
 
-def _row(now: RunNow, memory: dict[str, int]) -> dict[str, str]:
+def _row(now: RunNow, memory: dict[str, int | None]) -> dict[str, str]:
     state = now.found.state
     row = {"run": now.found.run_id, "stage": now.standing, "up for": "", "pid": "", "at": "", "verdict": "", "GPUs": ""}
     if not isinstance(state, Unseen):
@@ -133,7 +127,9 @@ def _place(state: RunState) -> str:
     return f":{state.port}" if state.port else state.url
 
 
-def _gib(used: int) -> str:
+def _gib(used: int | None) -> str:
+    if used is None:
+        return "?"
     return f"{used / (1 << 30):.1f} GiB" if used else ""
 
 

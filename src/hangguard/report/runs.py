@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from hangguard.facts import CleanupItem, CleanupReport, RunNow, RunState, Unseen
+from hangguard.facts import CleanupItem, CleanupReport, Gpu, RunNow, RunState, Unseen
 from hangguard.report.releases import LONGEST, removal_command
 from hangguard.report.text import Line
 from hangguard.run_state import name_for
@@ -55,6 +55,19 @@ def row_of(now: RunNow, gpu_bytes: int | None = None) -> dict[str, Any]:
         "outcome": state.outcome,
         "left_behind": list(state.left_behind),
     }
+
+
+def memory_held(boards: tuple[Gpu, ...] | Unseen, pids: set[int]) -> int | None:
+    """Return the bytes that these processes hold on all boards; ``None``: that cannot be told."""
+    if isinstance(boards, Unseen) or any(isinstance(board.holders, Unseen) for board in boards):
+        return None
+    holders = [holder for board in boards if not isinstance(board.holders, Unseen) for holder in board.holders]
+    theirs = [holder for holder in holders if holder.pid in pids]
+    if not theirs and any(holder.known is False for holder in holders):
+        return None  # in a container the driver may tell the host's numbers, and then one of those may be theirs
+    if any(holder.used_bytes is None for holder in theirs):
+        return None
+    return sum(holder.used_bytes or 0 for holder in theirs)
 
 
 def verdict_of(state: RunState | Unseen) -> str:

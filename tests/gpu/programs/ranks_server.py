@@ -51,7 +51,7 @@ class FrontEnd:
             "--device", options.device, "--hold-gib", str(options.hold_gib), "--fault", options.fault,
             "--fault-rank", str(options.fault_rank), "--store", str(store),
         ]  # fmt: skip
-        env = {**os.environ, **WITHOUT_MULTICAST}
+        env = {**os.environ, **WITHOUT_MULTICAST, "NCCL_DEBUG": ""}  # it speaks on stdout, as the ranks do
         self.ranks = [
             subprocess.Popen(
                 [*words, "--rank", str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
