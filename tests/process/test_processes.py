@@ -341,6 +341,22 @@ async def test_only_the_last_256_that_ended_are_kept_and_only_512_descriptors_ar
     made.close()
 
 
+async def test_many_ends_without_a_fault_push_no_crash_out_and_fill_no_sample():
+    """As the compilers of a cold start end."""
+    made, started = exits.Exits((1, 1), lambda: None), []
+    for number in range(100):
+        script = "read line; exit 3" if number == 40 else "read line"
+        started.append(subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE))
+        made.watch([procfs.read_stat(f"/proc/{started[-1].pid}/stat")])
+    for number, child in enumerate(started):
+        identity = procfs.read_stat(f"/proc/{child.pid}/stat").identity
+        child.communicate(b"\n")
+        made.enter(identity, str(number), None, 1.0)
+        kept = made.departed()
+    assert [gone.title for gone in kept] == [str(n) for n in (*range(32), 40, *range(68, 100))]
+    assert {gone.title for gone in kept if gone.exit_code != 0} == {"40"}
+
+
 async def test_a_pid_that_was_given_to_another_process_is_not_watched():
     made = exits.Exits((1, 1), lambda: None)
     here = procfs.read_stat("/proc/self/stat")

@@ -15,6 +15,9 @@ Identity = tuple[int, int]
 _WATCHED = 512
 """Descriptors spent on exit codes; what is born beyond that ends without a known code."""
 _REMEMBERED = 256
+_GOOD = 32
+"""Ends with code 0 that are kept in mind, of the first and again of the last: a cold start has hundreds of compilers,
+and every sample tells of all ends that are kept."""
 _NOT_REAPED = Unseen("nobody has waited for it yet, and the kernel shows no code to us")
 
 
@@ -59,10 +62,6 @@ class Exits:
         self._unwatched.pop(who, None)
         if code is not None:
             self._let_go(who)
-        while len(self._departed) > _REMEMBERED:
-            oldest = next(iter(self._departed))
-            del self._departed[oldest]
-            self._let_go(oldest)
 
     def departed(self) -> tuple[Departed, ...]:
         """Return all that ended; a code that could not be known before is looked for again."""
@@ -73,6 +72,7 @@ class Exits:
                     self._departed[who] = replace(gone, exit_code=code)
                     self._let_go(who)
         self._ask_its_parent()
+        self._forget()
         return tuple(self._departed.values())
 
     def close(self) -> None:
@@ -87,6 +87,14 @@ class Exits:
             told = self._exit_of()
             if told is not None and not isinstance(told.code, Unseen):
                 self._departed[self._root] = replace(root, exit_code=told.code)
+
+    def _forget(self) -> None:
+        good = [who for who, gone in self._departed.items() if gone.exit_code == 0]
+        for who in good[_GOOD:-_GOOD]:
+            del self._departed[who]
+        for who in list(self._departed)[:-_REMEMBERED]:
+            del self._departed[who]
+            self._let_go(who)
 
     def _let_go(self, who: Identity) -> None:
         descriptor = self._pidfds.pop(who, None)
