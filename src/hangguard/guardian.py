@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH118, PTH120
+# ruff: noqa: PTH100, PTH120
 """The process between supervisor and server: the server's parent, its reaper, and the only one that signals it.
 
 Run as ``python -I -S guardian.py CONTROL DEATH SUPERVISOR``, three file descriptors: a socket to the
@@ -27,26 +27,29 @@ import subprocess
 import sys
 import time
 
+if __name__ == "__main__":
+    # The package itself would import all of hangguard, and what that needs: here it is the place of its parts, no more.
+    _package = sys.modules["hangguard"] = type(sys)("hangguard")
+    _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+
+from hangguard import elsewhere
+from hangguard.act import (
+    _aside,
+    _daemons,
+    _ending,
+    _lease,
+    _left,
+    _line,
+    _membership,
+    _reaper,
+    _starting,
+    _telling,
+)
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
-
-    from hangguard import elsewhere, held
-    from hangguard.act import _aside, _daemons, _lease, _left, _line, _reaper, _starting, _telling, _tree
-else:
-    import importlib.util
-
-    def _load(name: str, folder: str = "act") -> object:
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), folder, name + ".py")
-        spec = importlib.util.spec_from_file_location("hangguard" + name, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    _tree, _aside, _daemons, _lease, _left = map(_load, ("_tree", "_aside", "_daemons", "_lease", "_left"))
-    _line, _reaper, _starting, _telling = map(_load, ("_line", "_reaper", "_starting", "_telling"))
-    held, elsewhere = _load("held", ""), _load("elsewhere", "")
 
 AGAIN = 5.0
 """Seconds until the next try when the supervisor is gone and something would not end."""
@@ -81,7 +84,7 @@ class Guardian:
         self._held: list[int] = []
         self._death_grace = 1.5
         self._on_death = "stop"
-        self._ending: _tree.Ending | None = None
+        self._ending: _ending.Ending | None = None
         self._due: float | None = None
         self._step = ""
         self._hurried = False
@@ -93,10 +96,10 @@ class Guardian:
         self._over = False
         self._pristine = True
         self._aside = _aside.Aside(self._ring)
-        self._left = _left.Left(self._aside, held=held, lease=_lease)
+        self._left = _left.Left(self._aside)
         self._telling = _telling.Telling(self._line.put, lambda: self._line.has_room)
         self._looked_last = False  # before the first SIGKILL
-        self._ended: _tree.Ended | None = None  # and what it left is being removed
+        self._ended: _ending.Ended | None = None  # and what it left is being removed
 
     # ------------------------------------------------------------------------------------ beginning
 
@@ -123,7 +126,7 @@ class Guardian:
             self._line.put("failed", **refusal.fields)
             self._over = True
             return
-        self._proofs[self._root] = _tree.LAUNCHED
+        self._proofs[self._root] = _membership.LAUNCHED
         self._daemons = self._new_daemons()
         before = None if self._left.before is None else sorted(self._left.before)
         self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
@@ -144,13 +147,13 @@ class Guardian:
         self._left.elsewhere = elsewhere.received(message["elsewhere"])
         pid = _starting.start(message, log)
         self._childless = False
-        entry = _tree.read_entry(pid)
+        entry = _membership.read_entry(pid)
         return (pid, entry.started if entry else 0)
 
     def _open_log(self, path: str) -> int:
         log, self._log_id = _starting.open_log(path)
         self._held.append(os.dup(log))
-        writers = _tree.log_writers(self._log_id, _tree.read_entries())
+        writers = _membership.log_writers(self._log_id, _membership.read_entries())
         if writers:
             raise _starting.Refusal(errno.EBUSY, "log", path, f"process {min(writers)} writes to it already")
         return log
@@ -202,8 +205,10 @@ class Guardian:
     def _has_daemons_only(self) -> bool:
         """Whether all that is left below is left alone: it is nobody's to wait for."""
         try:
-            left = self._find_members(_tree.read_entries())
-            children = {entry.identity if (entry := _tree.read_entry(pid)) else None for pid in _tree.own_children()}
+            left = self._find_members(_membership.read_entries())
+            children = {
+                entry.identity if (entry := _membership.read_entry(pid)) else None for pid in _membership.own_children()
+            }
         except OSError:
             return False
         return not left and self._daemons is not None and children <= set(self._daemons.left)
@@ -294,7 +299,7 @@ class Guardian:
         known, find = self._members_for_aside()
         self._aside.do(
             lambda: _aside.read_stack(
-                identity, lambda: identity in known or identity in find(_tree.read_entries()), within=within
+                identity, lambda: identity in known or identity in find(_membership.read_entries()), within=within
             ),
             within=within,
             label={"say": "stacks", "id": message["id"]},
@@ -311,7 +316,6 @@ class Guardian:
         self._aside.do(
             lambda: _aside.last_words(
                 wanted,
-                tree=_tree,
                 find=find,
                 log_size=lambda: os.fstat(log).st_size,
                 is_over=self._is_ending,
@@ -325,18 +329,18 @@ class Guardian:
         """Whether a stop was asked for, or the supervisor is gone: then nothing is done to a member but that."""
         return self._ending is not None or self._ended is not None or self._stopped or self._alone
 
-    def _members_for_aside(self) -> tuple[set[tuple[int, int]], Callable[[Mapping[int, _tree.Entry]], Any]]:
+    def _members_for_aside(self) -> tuple[set[tuple[int, int]], Callable[[Mapping[int, _membership.Entry]], Any]]:
         """Return who is known, and the search for members, of copies: another thread uses them."""
         known = set(self._remembered) | ({self._root} if self._root is not None else set())
         below, log_id = [os.getpid()], self._log_id
         spare = None if self._root is None else self._new_daemons().spare  # asked before a launch: nobody is a member
-        return known, lambda entries: _tree.find_members(
+        return known, lambda entries: _membership.find_members(
             entries, below=below, remembered=known, log_id=log_id, spare=spare
         )
 
     def _new_daemons(self) -> _daemons.Daemons:
         assert self._root is not None
-        return _daemons.Daemons(_tree, root_pid=self._root[0], log_id=self._log_id, port=self._port)
+        return _daemons.Daemons(root_pid=self._root[0], log_id=self._log_id, port=self._port)
 
     # ------------------------------------------------------------------------------------------- ending
 
@@ -346,8 +350,8 @@ class Guardian:
         if self._ending is None:
             _, find = self._members_for_aside()
             self._telling.begin()
-            self._left.look(lambda: find(_tree.read_entries()))
-            self._ending = _tree.Ending(
+            self._left.look(lambda: find(_membership.read_entries()))
+            self._ending = _ending.Ending(
                 self._find_members,
                 root=self._root,
                 grace=grace,
@@ -366,7 +370,7 @@ class Guardian:
 
     def _glance(self, *, at_once: bool = False) -> None:
         _, find = self._members_for_aside()
-        self._left.glance(lambda: find(_tree.read_entries()), at_once=at_once)
+        self._left.glance(lambda: find(_membership.read_entries()), at_once=at_once)
 
     def _look_before_killing(self) -> bool:
         """Look at what members have made since they were asked to end; say whether that still takes time."""
@@ -388,9 +392,9 @@ class Guardian:
         if self._ending is not None:
             self._due = time.monotonic()
 
-    def _find_members(self, entries: Mapping[int, _tree.Entry]) -> set[tuple[int, int]]:
+    def _find_members(self, entries: Mapping[int, _membership.Entry]) -> set[tuple[int, int]]:
         spare = None if self._daemons is None else self._daemons.spare
-        return _tree.find_members(
+        return _membership.find_members(
             entries,
             below=[os.getpid()],
             remembered=self._remembered,
@@ -401,7 +405,7 @@ class Guardian:
 
     def _living_children(self) -> list[int]:
         self._reap()
-        return _tree.own_children()
+        return _membership.own_children()
 
     def _go_on(self) -> None:
         if self._due is None or time.monotonic() < self._due:
@@ -434,7 +438,7 @@ class Guardian:
                 return
             self._finish_ending(self._ending.result)
 
-    def _finish_ending(self, result: _tree.Ended) -> None:
+    def _finish_ending(self, result: _ending.Ended) -> None:
         self._reap()
         self._ending, self._ended = None, result
         until = 0.0 if result.survivors else self._left.clear()
@@ -442,7 +446,7 @@ class Guardian:
         if not until:
             self._tell_end(result)
 
-    def _tell_end(self, result: _tree.Ended) -> None:
+    def _tell_end(self, result: _ending.Ended) -> None:
         """Tell what the end came to: what the members left is dealt with, or there was no more time."""
         self._ended, self._stopped = None, True
         files = _lease.carried(self._left.outcome("a member lives"))
@@ -463,7 +467,7 @@ class Guardian:
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 entry = None
                 with contextlib.suppress(OSError):
-                    entry = _tree.read_entry(ended.si_pid)
+                    entry = _membership.read_entry(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
                 code = os.waitstatus_to_exitcode(status)
                 what = "exit" if self._root and ended.si_pid == self._root[0] else "reaped"

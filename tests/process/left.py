@@ -19,7 +19,7 @@ from seen import until_sync
 from test_guardian import keep  # noqa: F401 - fixture
 
 from hangguard import clean_up
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.facts import HeldFile, RunState, Unseen
 from hangguard.run_state import list_runs, read_run, this_place, write_state
 from hangguard.store import open_run_folder
@@ -28,7 +28,7 @@ SLEEP = ["/bin/sleep", "100"]
 
 
 def identity(process):
-    return _tree.read_entry(process.pid).identity
+    return _membership.read_entry(process.pid).identity
 
 
 def nobody():
@@ -109,7 +109,7 @@ def killed(folder, command, *words, until=lambda run: True):
         for pid in (running.process.pid, found.state.guardian[0]):
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
-        until_sync(lambda: not _tree.is_alive(found.state.guardian))
+        until_sync(lambda: not _membership.is_alive(found.state.guardian))
         yield read_run(found.path), {process for process in family if not is_gone(process)}
 
 
@@ -163,4 +163,4 @@ def is_over(made):
 
 
 def below(process):
-    return _tree.descendants([process.pid], _tree.read_entries())
+    return _membership.descendants([process.pid], _membership.read_entries())

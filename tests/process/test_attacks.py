@@ -20,7 +20,7 @@ from test_files import answers, killed_guardian, litter, look, program, said  # 
 from test_guardian import keep, serve  # noqa: F401 - fixtures
 
 from hangguard import held
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.act._hole import HollowFile
 from hangguard.facts import Ask
 from hangguard.observe import Shared
@@ -161,7 +161,7 @@ async def test_whoever_has_the_pid_of_a_dead_guardian_has_no_members():
 
 def test_children_that_cannot_be_listed_are_not_none(monkeypatch):
     """A list that cannot be opened would be the proof that nobody is left."""
-    assert children(os.getpid()) == _tree.own_children() == []
+    assert children(os.getpid()) == _membership.own_children() == []
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     tasks = os.listdir("/proc/self/task")
     monkeypatch.setattr(os, "listdir", lambda _: tasks)  # the first descriptor is there, the second is not
@@ -170,7 +170,7 @@ def test_children_that_cannot_be_listed_are_not_none(monkeypatch):
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
         with pytest.raises(OSError, match="Too many open files"):
-            _tree.own_children()
+            _membership.own_children()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

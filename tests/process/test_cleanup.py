@@ -17,7 +17,7 @@ from test_sysv import remove  # noqa: F401 - fixture
 
 import hangguard
 from hangguard import NoSuchRun, clean_up
-from hangguard.act import _tree, cleaners
+from hangguard.act import _membership, cleaners
 from hangguard.act.cleaners import CLEANERS
 from hangguard.facts import Unseen
 from hangguard.observe import sysv
@@ -51,18 +51,18 @@ def test_each_proof_alone_is_enough(made, rung, bystander):
     assert (
         proofs
         & {
-            "noted": {_tree.SEEN},
-            "log": {_tree.WRITES},
+            "noted": {_membership.SEEN},
+            "log": {_membership.WRITES},
             "mark": {"its environment has exactly this run's HANGGUARD_RUN_ID, and it is the same user's"},
-            "descent": {_tree.DESCENDS},
+            "descent": {_membership.DESCENDS},
         }[rung]
     )
     assert cleaned(made).answer == "released"
-    assert not any(_tree.read_entry(pid) and not _tree.read_entry(pid).dead for pid in wanted)
+    assert not any(_membership.read_entry(pid) and not _membership.read_entry(pid).dead for pid in wanted)
 
 
 def writers(made):
-    return _tree.log_writers(made.state.log_id, _tree.read_entries(), inherited=True)
+    return _membership.log_writers(made.state.log_id, _membership.read_entries(), inherited=True)
 
 
 def test_a_reused_pid_is_somebody_else(made, keep):
@@ -90,13 +90,13 @@ def test_another_run_that_was_started_from_a_shell_of_it_is_not_touched(made, tm
     guardian = made.start(["sh", "-c", "HANGGUARD_RUN_ID=20260101-000000-aaaaaa setsid sleep 100 & wait; :"])
     until_sync(lambda: len(below(guardian)) == 1)
     (server,) = below(guardian)
-    who = _tree.read_entry(server).identity
+    who = _membership.read_entry(server).identity
     until_sync(lambda: b"aaaaaa" in Path(f"/proc/{server}/environ").read_bytes())
     made.note(members=(*made.state.members, identity(guardian), who))
     try:
         cleaned(made)
         assert guardian.poll() is None
-        assert _tree.is_alive(who)
+        assert _membership.is_alive(who)
         assert made.server.wait(5) == -signal.SIGTERM
     finally:
         os.kill(server, signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_a_daemon_of_somebody_else_is_left_with_what_was_started_from_it(made, t
     assert report.answer == "released"
     assert daemon.poll() is None
     (shell,) = below(daemon)
-    assert not _tree.read_entry(shell).dead
+    assert not _membership.read_entry(shell).dead
     os.kill(shell, signal.SIGKILL)
 
 
@@ -129,7 +129,7 @@ def test_the_mark_on_a_process_of_another_user_proves_nothing(made):
 
 def test_who_ignores_sigterm_is_killed_and_one_that_is_stopped_too(made):
     stubborn = made.start(["sh", "-c", "trap '' TERM; kill -STOP $$; sleep 100"], env={"HANGGUARD_RUN_ID": made.run_id})
-    until_sync(lambda: _tree.read_entry(stubborn.pid).state == "T")
+    until_sync(lambda: _membership.read_entry(stubborn.pid).state == "T")
     report = cleaned(made)
     assert report.answer == "released"
     assert stubborn.wait(5) == -signal.SIGKILL

@@ -25,10 +25,12 @@ from states import freezer, thawing
 from test_guardian import keep, serve  # noqa: F401 - fixtures
 from test_locks import member
 
-from hangguard import Limits, held, supervise
-from hangguard.act import _lease, _tree
+import hangguard
+from hangguard import Limits, supervise
+from hangguard.act import _ending, _lease
 from hangguard.act.files import clear_files
 from hangguard.facts import NOT_ASKED, Ask, HeldFiles, Tree, Unseen
+from hangguard.held import process_folder
 from hangguard.observe import Shared, held_files
 from hangguard.observe.held_files import HeldFilesProbe, _named_sockets
 from hangguard.run_state import list_runs
@@ -393,8 +395,8 @@ async def test_nothing_goes_either_where_the_supervisor_could_not_end_all(serve,
         await killed_guardian(server)
         with monkeypatch.context() as patch:
             survivor = {"pid": server.pid, "started": server.started, "title": "", "state": "D", "wait_channel": ""}
-            ended = _tree.Ended(frozenset({(server.pid, server.started)}), [survivor], [], [])
-            patch.setattr(_tree.Ending, "run", lambda self: ended)
+            ended = _ending.Ended(frozenset({(server.pid, server.started)}), [survivor], [], [])
+            patch.setattr(_ending.Ending, "run", lambda self: ended)
             stopped = await server.stop(grace=0.2)
         assert answers(stopped.files) == {ours["shared"]: "unknown"}
         assert ours["shared"].exists()
@@ -621,14 +623,16 @@ def test_whoever_connects_to_a_named_socket_is_no_new_one(tmp_path):
 async def test_a_member_whose_memory_map_is_locked_is_named_and_hides_nobody_else(start, monkeypatch):
     stuck, stuck_made = start("shared")
     other, made = start("shared")
-    over, read = threading.Event(), held._read
+    over, read = threading.Event(), process_folder.read
+
+    started = member(stuck.pid).started
 
     def blocks(folder, name, *rest):
-        if name == "maps" and held._started(folder) == member(stuck.pid).started and folder_is(folder, stuck.pid):
+        if name == "maps" and process_folder.started_of(folder) == started and folder_is(folder, stuck.pid):
             over.wait()
         return read(folder, name, *rest)
 
-    monkeypatch.setattr(held, "_read", blocks)
+    monkeypatch.setattr("hangguard.held.look.read", blocks)
     probe = HeldFilesProbe(target(probe_within=8.0), Shared(tasks=None))
     try:
         began = time.monotonic()
@@ -674,7 +678,8 @@ def test_a_member_that_may_not_be_looked_at_is_named(start):
     process, _ = start("shared")
     identity = (process.pid, member(process.pid).started)
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(held.__file__).parent)!r}); import held\n"
+        "import sys; sys.modules['hangguard'] = type(sys)('hangguard')\n"  # without what the package imports
+        f"sys.modules['hangguard'].__path__ = {hangguard.__path__!r}; from hangguard import held\n"
         f"look = held.Look([{identity}]); print(look.run(), look.left_out)"
     )
     # Its own copy of the interpreter's paths is all it needs, so nothing of this user's home has to be readable.
@@ -696,14 +701,14 @@ def test_a_member_that_may_not_be_looked_at_is_named(start):
     ("break_", "reason"),
     [
         ({"file_system_of": lambda *_: "ext4"}, "no tmpfs"),
-        ({"_bound_sockets": lambda: (_ for _ in ()).throw(OSError(93, "Protocol not supported"))}, "Protocol not"),
+        ({"bound_sockets": lambda: (_ for _ in ()).throw(OSError(93, "Protocol not supported"))}, "Protocol not"),
     ],
     ids=["no tmpfs", "no socket diagnostics"],
 )
 async def test_what_this_system_cannot_tell_is_said_and_nothing_is_taken_for_ours(start, monkeypatch, break_, reason):
     process, made = start("shared", "listens")
     for name, stand_in in break_.items():
-        monkeypatch.setattr(held, name, stand_in)
+        monkeypatch.setattr(f"hangguard.held.look.{name}", stand_in)
     seen = await look(process.pid)
     assert reason in " ".join(seen.left_out)
     assert len(seen.files) == 1

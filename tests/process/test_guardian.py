@@ -17,7 +17,7 @@ import anyio
 import psutil
 import pytest
 
-from hangguard.act import _link, _tree
+from hangguard.act import _link, _membership, _signals, _titles
 from hangguard.act.spawn import guarded
 from hangguard.act.trial import try_guardian
 from hangguard.elsewhere import Elsewhere
@@ -147,10 +147,10 @@ async def test_stop_ends_every_member_and_nobody_else(serve, members, bystanders
         assert stopped.by == "guardian"
         assert stopped.ended > len(ESCAPES)
         assert {kind for kind, process in found.items() if not is_gone(process)} == set()
-        assert list(_tree.find_members(_tree.read_entries(), log_id=server.log_id)) == []
+        assert list(_membership.find_members(_membership.read_entries(), log_id=server.log_id)) == []
         assert {name for name, process in bystanders.items() if process.poll() is not None} == set()
         assert neighbour.exit is None
-        assert _tree.is_alive((neighbour.pid, neighbour.started))
+        assert _membership.is_alive((neighbour.pid, neighbour.started))
 
 
 async def test_a_server_that_obeys_sigterm_is_not_killed(serve, members):
@@ -174,11 +174,13 @@ async def test_a_stopped_server_is_let_go_on_so_that_it_hears_sigterm_and_a_stop
         await soon(Path(server_folder(server), "root").exists)
         for pid in (server.pid, bystander.pid):
             os.kill(pid, signal.SIGSTOP)
-        await soon(lambda: _tree.read_entry(server.pid).state == _tree.read_entry(bystander.pid).state == "T")
+        await soon(
+            lambda: _membership.read_entry(server.pid).state == _membership.read_entry(bystander.pid).state == "T"
+        )
         stopped = await server.stop(grace=30.0)
         assert (await server.wait_exit()).code == 5
         assert stopped.survivors == ()
-        assert _tree.read_entry(bystander.pid).state == "T"
+        assert _membership.read_entry(bystander.pid).state == "T"
 
 
 async def test_members_that_outlive_the_root_get_a_moment_and_not_the_whole_grace(serve, members):
@@ -376,7 +378,7 @@ async def test_the_end_of_a_server_without_guardian_is_noticed(serve, members):
 async def test_what_was_remembered_is_found_without_guardian_tree_and_log(serve, members):
     async with serve("elsewhere") as server:
         member = members("root", "elsewhere")["elsewhere"]
-        server.remember([_tree.read_entry(member.pid).identity])
+        server.remember([_membership.read_entry(member.pid).identity])
         os.kill(server.guardian_pid, signal.SIGKILL)
         await server.stop(grace=0.3)
         assert is_gone(member)
@@ -640,26 +642,26 @@ def test_a_leader_that_ended_before_its_threads_is_not_dead(keep):
     )
     process = subprocess.Popen([sys.executable, "-c", code])
     keep(process)
-    eventually(lambda: _tree.read_entry(process.pid).state == "Z")
-    entry = _tree.read_entry(process.pid)
+    eventually(lambda: _membership.read_entry(process.pid).state == "Z")
+    entry = _membership.read_entry(process.pid)
     assert not entry.dead
-    assert _tree.is_alive(entry.identity)
+    assert _membership.is_alive(entry.identity)
     process.kill()
-    eventually(lambda: not _tree.is_alive(entry.identity))
+    eventually(lambda: not _membership.is_alive(entry.identity))
 
 
 def test_only_members_are_signalled_and_only_by_their_identity(keep):
     process = subprocess.Popen(["/bin/sleep", "100"])
     keep(process)
-    entry = _tree.read_entry(process.pid)
+    entry = _membership.read_entry(process.pid)
     later = (entry.pid, entry.started + 1)
-    assert not _tree.send(entry.identity, signal.SIGKILL, members=set())
-    assert not _tree.send(later, signal.SIGKILL, members={later})
-    ourselves = [_tree.read_entry(pid).identity for pid in (os.getpid(), os.getppid(), 1)]
+    assert not _signals.send(entry.identity, signal.SIGKILL, members=set())
+    assert not _signals.send(later, signal.SIGKILL, members={later})
+    ourselves = [_membership.read_entry(pid).identity for pid in (os.getpid(), os.getppid(), 1)]
     for identity in ourselves:
-        assert not _tree.send(identity, signal.SIGCONT, members=set(ourselves))
+        assert not _signals.send(identity, signal.SIGCONT, members=set(ourselves))
     assert process.poll() is None
-    assert _tree.send(entry.identity, signal.SIGKILL, members={entry.identity})
+    assert _signals.send(entry.identity, signal.SIGKILL, members={entry.identity})
     assert process.wait(10) == -signal.SIGKILL
 
 
@@ -667,9 +669,9 @@ def test_signalling_works_where_there_are_no_pidfds(keep, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     process = subprocess.Popen(["/bin/sleep", "100"])
     keep(process)
-    identity = _tree.read_entry(process.pid).identity
-    assert not _tree.send((identity[0], identity[1] + 1), signal.SIGKILL, members={(identity[0], identity[1] + 1)})
-    assert _tree.send(identity, signal.SIGKILL, members={identity})
+    identity = _membership.read_entry(process.pid).identity
+    assert not _signals.send((identity[0], identity[1] + 1), signal.SIGKILL, members={(identity[0], identity[1] + 1)})
+    assert _signals.send(identity, signal.SIGKILL, members={identity})
     assert process.wait(10) == -signal.SIGKILL
 
 
@@ -690,7 +692,7 @@ def test_names_with_blanks_and_parentheses_do_not_confuse_the_start_time(keep, t
     process = subprocess.Popen([str(program), "100"])
     keep(process)
     eventually(lambda: psutil.Process(process.pid).name() == "a) R 1 (b")
-    entry = _tree.read_entry(process.pid)
+    entry = _membership.read_entry(process.pid)
     assert entry.parent == os.getpid()
     started = psutil.boot_time() + entry.started / os.sysconf("SC_CLK_TCK")
     assert abs(started - psutil.Process(process.pid).create_time()) < 1.5
@@ -706,7 +708,7 @@ def test_writers_of_the_log_are_members_and_readers_are_not(tmp_path, keep):
         reader = subprocess.Popen(["/bin/sleep", "100"], stdout=file, stderr=file)
     keep(reader)
     log_id = (log.stat().st_dev, log.stat().st_ino)
-    assert _tree.log_writers(log_id, _tree.read_entries()) == {writer.pid}
+    assert _membership.log_writers(log_id, _membership.read_entries()) == {writer.pid}
 
 
 def test_a_command_line_that_blocks_costs_a_moment_and_the_others_are_read(monkeypatch):
@@ -717,8 +719,8 @@ def test_a_command_line_that_blocks_costs_a_moment_and_the_others_are_read(monke
             hangs.wait(30)
         return open(path, *arguments, **options)
 
-    monkeypatch.setattr(_tree, "open", slow_open, raising=False)
-    titles = _tree.Titles()
+    monkeypatch.setattr(_titles, "open", slow_open, raising=False)
+    titles = _titles.Titles()
     began = time.monotonic()
     ours = (os.getpid(), 1)
     titles.learn([(1, 1), ours])

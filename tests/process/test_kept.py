@@ -14,7 +14,7 @@ from seen import until_sync
 from test_detach import words_of
 
 from hangguard import RunOver, reattach
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.act.guardians import why_not_its_guardian
 from hangguard.run_state import list_runs, read_run
 
@@ -37,15 +37,15 @@ class Kept:
     def kill(self):
         self.process.kill()
         self.process.wait()
-        poll(lambda: not _tree.is_alive(self.state.supervisor))
+        poll(lambda: not _membership.is_alive(self.state.supervisor))
 
     def close(self):
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError):
-            if _tree.is_alive(self.state.guardian):
+            if _membership.is_alive(self.state.guardian):
                 os.kill(self.state.guardian[0], signal.SIGTERM)
-        until_sync(lambda: not living_of_runs(self.folder) and not _tree.is_alive(self.state.guardian), within=30)
+        until_sync(lambda: not living_of_runs(self.folder) and not _membership.is_alive(self.state.guardian), within=30)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_leaving_the_block_stops_the_server_however_it_is_left(keeping, tmp_path
     assert living_of_runs(tmp_path) == []
     state = read_run(kept.run.path).state
     assert (state.stage, state.left_behind) == ("over", ())
-    poll(lambda: not _tree.is_alive(state.guardian))
+    poll(lambda: not _membership.is_alive(state.guardian))
     assert not (Path(kept.run.path) / "control.sock").exists()
 
 
@@ -101,7 +101,7 @@ async def test_a_server_whose_supervisor_has_died_is_asked_and_stopped_through_i
             assert (stopped.by, stopped.left_behind) == ("guardian", ())
         assert living_of_runs(tmp_path) == []
         assert not any(os.path.exists(file.path) for file in had)
-        assert not _tree.is_alive(state.guardian)
+        assert not _membership.is_alive(state.guardian)
         assert read_run(kept.run.path).state.stage == "over"
         assert fetch(beside.url) == 200
         with pytest.raises(RunOver, match="ended by its guardian"):
@@ -115,7 +115,7 @@ def test_the_guardian_ends_when_the_server_ends_by_itself_and_whoever_waits_is_t
     with reattach(kept.run.path) as run:
         os.kill(run.pid, signal.SIGTERM)  # somebody else's doing
         assert run.wait("exit", timeout=30) == "exit"
-    assert not _tree.is_alive(kept.state.guardian)
+    assert not _membership.is_alive(kept.state.guardian)
     with pytest.raises(RunOver, match="supervisor and its guardian are dead"), reattach(kept.run.path):
         pass
 
@@ -124,7 +124,7 @@ def test_with_both_dead_nothing_is_signalled_and_the_command_points_to_clean(kee
     kept = keeping("sleep")
     kept.kill()
     os.kill(kept.state.guardian[0], signal.SIGKILL)
-    poll(lambda: not _tree.is_alive(kept.state.guardian))
+    poll(lambda: not _membership.is_alive(kept.state.guardian))
     with hangguard(tmp_path, "stop", kept.run.path) as running:
         assert running.wait(60) == 12
         assert f"hangguard clean {kept.run.run_id}" in running.err

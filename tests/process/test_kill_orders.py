@@ -24,7 +24,7 @@ from test_guardian import (  # noqa: F401
     supervisor,
 )
 
-from hangguard.act import _tree
+from hangguard.act import _membership
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,7 @@ def dead(processes):
 
 def remember_as_samples_do(server):
     below = psutil.Process(server.guardian_pid).children(recursive=True)
-    server.remember(entry.identity for process in below if (entry := _tree.read_entry(process.pid)))
+    server.remember(entry.identity for process in below if (entry := _membership.read_entry(process.pid)))
 
 
 def tracker_of(server):
@@ -148,7 +148,7 @@ def test_what_is_left_when_both_are_dead_is_found_again_by_its_log_and_nobody_el
     until_sync(lambda: process.poll() is not None and is_gone(guardian))
     assert alive(found) == set(found)
     log = (tmp_path / "server.log").stat()
-    again = _tree.find_members(_tree.read_entries(), log_id=(log.st_dev, log.st_ino))
+    again = _membership.find_members(_membership.read_entries(), log_id=(log.st_dev, log.st_ino))
     assert {member.pid for member in found.values()} <= {pid for pid, _ in again}
     assert not {bystander.pid for bystander in bystanders.values()} & {pid for pid, _ in again}
     assert dead(bystanders) == set()
@@ -175,11 +175,11 @@ async def test_a_server_whose_first_thread_has_ended_is_no_ended_server(serve, t
         root = psutil.Process(server.pid)
         await soon(lambda: root.status() == psutil.STATUS_ZOMBIE and "serves" in (tmp_path / "server.log").read_text())
         assert server.exit is None
-        assert _tree.is_alive((server.pid, server.started))
+        assert _membership.is_alive((server.pid, server.started))
         stopped = await server.stop(grace=0.3)
         assert stopped.survivors == ()
         assert server.exit.code == (-signal.SIGKILL if answer == "ignores" else -signal.SIGTERM)
-        assert not _tree.is_alive((server.pid, server.started))
+        assert not _membership.is_alive((server.pid, server.started))
 
 
 @pytest.mark.parametrize("guardian", ["lives", "is dead"])
@@ -199,7 +199,9 @@ async def test_a_member_whose_first_thread_has_ended_is_found_with_all_that_it_h
         assert memory.exists()
         stopped = await server.stop(grace=0.3)
         assert stopped.survivors == ()
-        entry = _tree.read_entry(found["headless"].pid)  # without a guardian it is pid 1 that reaps it, in its time
+        entry = _membership.read_entry(
+            found["headless"].pid
+        )  # without a guardian it is pid 1 that reaps it, in its time
         assert entry is None or entry.dead
         assert answers(stopped.files) == {memory: "removed"}
         assert not memory.exists()
@@ -232,7 +234,7 @@ async def test_who_forks_hundreds_of_children_when_it_is_asked_to_end_is_ended_w
         stopped = await server.stop(grace=0.3)
         assert stopped.survivors == ()
         assert stopped.ended > 20
-        assert not _tree.log_writers(server.log_id, _tree.read_entries())
+        assert not _membership.log_writers(server.log_id, _membership.read_entries())
     assert dead(bystanders) == set()
 
 

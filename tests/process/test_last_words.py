@@ -15,7 +15,7 @@ from seen import until_sync
 from test_guardian import bystanders, eventually, is_gone, keep, serve  # noqa: F401 - fixtures
 from test_stacks import DEADLOCK
 
-from hangguard.act import _aside, _tree
+from hangguard.act import _aside, _membership, _signals, _titles
 from hangguard.facts import Stack, StackFrame, ThreadStack, Unseen
 from hangguard.observe._last_words import parse_last_words
 from hangguard.supervision.last_words import hear_last_words
@@ -26,7 +26,7 @@ TOLD = {**os.environ, "PYTHONFAULTHANDLER": "1"}
 
 
 def identity(pid):
-    return _tree.read_entry(pid).identity
+    return _membership.read_entry(pid).identity
 
 
 def unseen(process):
@@ -181,7 +181,7 @@ async def test_the_resource_tracker_is_spared_and_unlinks_what_is_left(hung, tmp
     start, stand = hung
     async with start() as server:
         parent, workers = stand()
-        (tracker,) = [child for child in parent.children() if _tree.TRACKER in " ".join(child.cmdline())]
+        (tracker,) = [child for child in parent.children() if _titles.TRACKER in " ".join(child.cmdline())]
         everybody = [identity(process.pid) for process in (parent, *workers, tracker)]
         heard = {said.pid: said.why_not for said in await server.last_words(everybody, within=5)}
         assert heard[tracker.pid] == "it unlinks what the others leave"
@@ -199,19 +199,14 @@ async def test_once_a_stop_has_begun_nobody_is_asked(hung, tmp_path):
         assert b"Fatal Python error" not in (tmp_path / "server.log").read_bytes()
 
 
-def test_a_stop_in_the_middle_ends_the_asking():
+def test_a_stop_in_the_middle_ends_the_asking(monkeypatch):
     asked = []
 
-    class Tree:
-        TRACKER = "tracker"
-        read_entries = staticmethod(_tree.read_entries)
-        is_alive = staticmethod(lambda _identity: False)
+    def send(who, number, _members):
+        asked.append((who, number))
+        return True
 
-        @staticmethod
-        def send(who, number, _members):
-            asked.append((who, number))
-            return True
-
+    monkeypatch.setattr(_signals, "send", send)
     with contextlib.ExitStack() as stack:
         children = []
         for _ in range(2):
@@ -224,7 +219,7 @@ def test_a_stop_in_the_middle_ends_the_asking():
             children.append(child)
         wanted = [identity(child.pid) for child in children]
         answer = _aside.last_words(
-            wanted, tree=Tree, find=lambda _: set(wanted), log_size=lambda: 0, is_over=lambda: bool(asked), within=5
+            wanted, find=lambda _: set(wanted), log_size=lambda: 0, is_over=lambda: bool(asked), within=5
         )
     assert [number for _, number in asked] == [signal.SIGABRT, signal.SIGCONT]
     assert [said["why_not"] for said in answer["heard"]] == ["", "the stop began"]

@@ -17,7 +17,7 @@ from looked_at import AS_NOBODY
 from seen import until_sync
 from test_guardian import PROGRAMS, is_gone, keep, members, serve, soon
 
-from hangguard.act import _daemons, _tree
+from hangguard.act import _daemons, _membership
 from hangguard.act.stop import prove_release
 from hangguard.cli.live import _line_for_release
 from hangguard.facts import Daemon, Release
@@ -108,7 +108,7 @@ async def test_every_member_ends_and_every_decoy_and_daemon_lives_on(serve, memb
         if guardian == "is dead":
             # As the samples do: whoever descends is remembered, daemons too.
             seen = [psutil.Process(server.guardian_pid), *psutil.Process(server.guardian_pid).children(recursive=True)]
-            server.remember(entry.identity for process in seen[1:] if (entry := _tree.read_entry(process.pid)))
+            server.remember(entry.identity for process in seen[1:] if (entry := _membership.read_entry(process.pid)))
             psutil.Process(server.guardian_pid).kill()
             await soon(lambda: not server.guardian_alive)
         stopped = await server.stop(grace=0.5)
@@ -244,7 +244,7 @@ async def test_daemons_are_named_in_the_proof_and_hold_nothing_up(serve, members
     async with serve(argv=command("tmux", kinds=("plain",)), port=port) as server:
         members("root", "plain")
         daemon = members("tmux")["tmux"]
-        server.remember([_tree.read_entry(daemon.pid).identity])  # a sample saw it below the launch
+        server.remember([_membership.read_entry(daemon.pid).identity])  # a sample saw it below the launch
         stopped = await server.stop(grace=1.0)
         proof = {
             "port": port, "members": server.members, "stopped": stopped, "gpu_baseline": (), "look_at_gpus": nothing,
@@ -281,7 +281,7 @@ async def test_a_server_that_somebody_else_started_is_stopped_without_its_daemon
     keep(process)
     ours, daemon = members("root", "setsid"), members("tmux")["tmux"]
     pids = (process.pid, ours["setsid"].pid, daemon.pid)
-    root, *rest = [_tree.read_entry(pid).identity for pid in pids]
+    root, *rest = [_membership.read_entry(pid).identity for pid in pids]
     stopped = await stop_members(root, {root, *rest}, grace=1.0, port=port)
     assert [left.pid for left in stopped.daemons] == [daemon.pid]
     assert stopped.survivors == ()
@@ -330,7 +330,7 @@ def as_daemon(monkeypatch):
 
 def spared(process, **options):
     options = {"root_pid": os.getpid(), "log_id": None} | options
-    return process.pid in _daemons.Daemons(_tree, **options).spare([process.pid], _tree.read_entries())
+    return process.pid in _daemons.Daemons(**options).spare([process.pid], _membership.read_entries())
 
 
 MAPS = """
@@ -356,9 +356,9 @@ def test_with_a_member_in_its_session_it_is_a_member(holder, as_daemon, keep):
     assert spared(process)
     (other,) = psutil.Process(process.pid).children()
     keep(other)
-    entries = _tree.read_entries()
+    entries = _membership.read_entries()
     entries[other.pid].parent = 1  # no child of it
-    daemons = _daemons.Daemons(_tree, root_pid=os.getpid(), log_id=None)
+    daemons = _daemons.Daemons(root_pid=os.getpid(), log_id=None)
     assert daemons.spare([process.pid, other.pid], entries) == set()
     as_daemon(has_helpers=True)
     assert daemons.spare([process.pid, other.pid], entries) == {process.pid, other.pid}
@@ -387,11 +387,11 @@ def test_a_gpu_makes_it_a_member_for_good(holder, as_daemon, tmp_path):
     (tmp_path / "nvidia0").touch()
     let_go = "import os, signal; signal.signal(10, lambda *_: (file.close(), open(sys.argv[0] + '.let-go', 'w')))"
     process = holder(f"file = open({str(tmp_path / 'nvidia0')!r}); sys.argv[0] = {str(tmp_path / 'x')!r}\n{let_go}")
-    devices = _daemons.Daemons(_tree, root_pid=os.getpid(), log_id=None, devices=f"{tmp_path}/nvidia\\d+")
-    assert devices.spare([process.pid], _tree.read_entries()) == set()
+    devices = _daemons.Daemons(root_pid=os.getpid(), log_id=None, devices=f"{tmp_path}/nvidia\\d+")
+    assert devices.spare([process.pid], _membership.read_entries()) == set()
     process.send_signal(signal.SIGUSR1)
     until_sync((tmp_path / "x.let-go").exists)
-    assert devices.spare([process.pid], _tree.read_entries()) == set()
+    assert devices.spare([process.pid], _membership.read_entries()) == set()
     assert spared(process)
 
 
@@ -442,14 +442,14 @@ time.sleep(100)
 """
 ASKS = """
 import os, subprocess, sys
-from hangguard.act import _daemons, _tree
+from hangguard.act import _daemons, _membership
 name = os.path.basename(os.path.realpath(sys.executable))
 _daemons.BY_EXECUTABLE[name] = _daemons.Kind(name, "a daemon of the tests")
 for kind in ("hides", "shows"):
     with subprocess.Popen([sys.executable, "-c", sys.argv[1], kind], stdout=subprocess.PIPE, text=True,
                           start_new_session=True) as process:
         assert process.stdout.readline() == "up\\n"
-        spared = _daemons.Daemons(_tree, root_pid=os.getpid(), log_id=None).spare([process.pid], _tree.read_entries())
+        spared = _daemons.Daemons(root_pid=os.getpid(), log_id=None).spare([process.pid], _membership.read_entries())
         print(kind, "is spared" if spared else "is a member")
         process.kill()
 """

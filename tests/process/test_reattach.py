@@ -25,7 +25,7 @@ from hangguard import (
     reattach,
     supervise,
 )
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.act.guardians import tell_to_end, why_not_its_guardian
 from hangguard.facts import RunState
 from hangguard.run_state import read_run, this_place, write_state
@@ -61,7 +61,7 @@ def sleeping(program="import time; print('up', flush=True); time.sleep(100)", *a
 
 
 def identity(process):
-    return _tree.read_entry(process.pid).identity
+    return _membership.read_entry(process.pid).identity
 
 
 def noted(folder, **fields):

@@ -55,7 +55,8 @@ def test_what_cannot_be_ended_is_said_and_is_12(tmp_path, keep):  # noqa: F811
     """Ended by nobody here: the signal is refused, as the kernel does where it is another user's."""
     made = Made(tmp_path / "runs", keep)
     program = (
-        "import sys; from hangguard.act import _tree; _tree.send = lambda *_: False; _tree.SETTLE = 0.2\n"
+        "import sys; from hangguard.act import _ending, _signals\n"
+        "_signals.send = lambda *_: False; _ending.SETTLE = 0.2\n"
         "from hangguard.act import cleaners; cleaners.GRACE = 0.2\n"
         "from hangguard.cli.app import invoke; sys.exit(invoke(sys.argv[1:]))"
     )

@@ -23,7 +23,7 @@ from test_guardian import PROGRAMS, eventually, is_gone, keep, members, serve  #
 from test_stacks import member
 
 from hangguard import Limits, supervise
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.errors import BadLaunch, GaveUp, GuardianFailed, PortInUse, ServerLost
 from hangguard.facts import Tree
 from hangguard.observe.ports import free_port
@@ -68,7 +68,7 @@ async def test_whoever_opens_our_log_himself_is_no_member(serve, members, keep, 
         }
         for stranger in strangers.values():
             keep(stranger)
-        eventually(lambda: len(_tree.log_writers(server.log_id, _tree.read_entries())) >= 6)
+        eventually(lambda: len(_membership.log_writers(server.log_id, _membership.read_entries())) >= 6)
         if guardian == "is dead":
             psutil.Process(server.guardian_pid).kill()
             with anyio.fail_after(5):
@@ -231,7 +231,7 @@ async def test_a_take_over_that_cannot_look_says_so_for_every_member(serve, memb
             while server.guardian_alive:
                 await anyio.sleep(0.01)
         with monkeypatch.context() as poor:
-            poor.setattr(_tree, "read_entries", no_more)
+            poor.setattr(_membership, "read_entries", no_more)
             stopped = await server.stop(grace=0.1)
         assert found["root"].pid in {survivor.pid for survivor in stopped.survivors}
         assert "Too many open files" in stopped.survivors[0].title

@@ -12,7 +12,7 @@ import anyio
 import psutil
 import pytest
 
-from hangguard.act import _tree, stop
+from hangguard.act import _membership, stop
 from hangguard.act.gpus import GpuHistory
 from hangguard.act.spawn import Stopped, guarded
 from hangguard.act.stop import prove_release
@@ -104,7 +104,7 @@ def sleeper():
 
 
 async def test_a_survivor_is_held_and_ours(sleeper):
-    identity = _tree.read_entry(sleeper.pid).identity
+    identity = _membership.read_entry(sleeper.pid).identity
     survivor = Survivor(pid=identity[0], started=identity[1], title="VLLM::Worker", state="D", wait_channel="uvm_x")
     stopped = Stopped(survivors=(survivor,), ended=2, seconds=9.0, by="guardian")
     release, items = await prove(stopped=stopped, members=frozenset({identity}))
@@ -117,13 +117,13 @@ async def test_a_survivor_is_held_and_ours(sleeper):
 
 
 async def test_a_member_that_nobody_reported_is_seen_to_live(sleeper):
-    identity = _tree.read_entry(sleeper.pid).identity
+    identity = _membership.read_entry(sleeper.pid).identity
     _, items = await prove(members=frozenset({identity}))
     assert items["processes"].answer == "held"
 
 
 async def test_a_survivor_whose_pid_is_somebody_elses_now_is_gone(sleeper):
-    pid, started = _tree.read_entry(sleeper.pid).identity
+    pid, started = _membership.read_entry(sleeper.pid).identity
     survivor = Survivor(pid=pid, started=started - 1, title="", state="D", wait_channel="")
     stopped = Stopped(survivors=(survivor,), ended=2, seconds=9.0, by="guardian")
     release, _ = await prove(stopped=stopped, members=frozenset({(pid, started - 1)}))
@@ -182,7 +182,7 @@ async def test_a_foreign_process_that_keeps_a_dead_members_memory_is_named_and_l
 
 
 async def test_a_member_with_a_board_open_is_held_whatever_the_driver_says(sleeper):
-    identity = _tree.read_entry(sleeper.pid).identity
+    identity = _membership.read_entry(sleeper.pid).identity
     holder = DeviceHolder(*identity, "VLLM::Worker", ("/dev/nvidia3",))
     for gpus in ((gpu(),), Unseen("no driver answered")):
         _, items = await prove(
@@ -284,7 +284,7 @@ def test_what_was_before_is_without_us_also_where_the_driver_opens_late(holder, 
 
 
 async def test_a_pid_that_is_a_strangers_now_is_a_stranger(sleeper):
-    pid, started = _tree.read_entry(sleeper.pid).identity
+    pid, started = _membership.read_entry(sleeper.pid).identity
     now = (gpu(used=3000 * MIB, holders=(GpuHolder(pid=pid, used_bytes=2000 * MIB),)),)
     release, _ = await prove(members=frozenset({(pid, started - 1)}), look_at_gpus=script(now))
     assert release.answer == "released"

@@ -1,26 +1,24 @@
-# ruff: noqa: PTH100, PTH118, PTH120, PTH123
+# ruff: noqa: PTH123
 """What the guardian does beside its loop: reads that may block, and a member's last words.
 
-Standard library only, loaded by its path as ``_tree`` is. All of it runs in a daemon thread that is left behind when
+Standard library only, imported by the guardian. All of it runs in a daemon thread that is left behind when
 it does not come back, because the guardian's own thread watches for the supervisor's death.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
+
+from hangguard.act import _membership, _signals
+from hangguard.act._titles import TRACKER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
-
-    from hangguard.act import _tree
 
     Identity = tuple[int, int]
     Answer = Mapping[str, Any]
@@ -103,30 +101,13 @@ def read_stack(identity: Identity, is_member: Callable[[], bool], *, within: flo
     """Return the Python stacks of a member, as ``pystacks.read_threads`` does; a stranger is not read."""
     if not is_member():
         return {"unseen": "it is no member of this launch", "is_python": True}
-    found: Answer = _pystacks().read_threads(*identity, within=within)
+    from hangguard import pystacks  # noqa: PLC0415 - when it is needed: the guardian starts in a dozen milliseconds
+
+    found: Answer = pystacks.read_threads(*identity, within=within)
     size = sum(len(name) + len(file) + 16 for thread in found.get("threads", ()) for name, file, _ in thread["frames"])
     if size > LONGEST_ANSWER:
         return {"unseen": f"its stacks are larger than {LONGEST_ANSWER >> 20} MiB", "is_python": True}
     return found
-
-
-def _pystacks() -> Any:
-    """Load the package beside this folder, when it is needed: the guardian starts in a dozen milliseconds."""
-    name = "hangguard_pystacks"
-    if name not in sys.modules:
-        folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pystacks")
-        spec = importlib.util.spec_from_file_location(
-            name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
 
 
 # ---------------------------------------------------------------------------------------- last words
@@ -135,8 +116,7 @@ def _pystacks() -> Any:
 def last_words(
     wanted: Iterable[Identity],
     *,
-    tree: Any,
-    find: Callable[[Mapping[int, _tree.Entry]], set[Identity]],
+    find: Callable[[Mapping[int, _membership.Entry]], set[Identity]],
     log_size: Callable[[], int],
     is_over: Callable[[], bool],
     within: float,
@@ -148,7 +128,7 @@ def last_words(
     where in the log its words begin, or why it was not asked, and where the log ends.
     """
     ends_at = time.monotonic() + within
-    entries = tree.read_entries()
+    entries = _membership.read_entries()
     members = find(entries)
     heard: list[dict[str, Any]] = []
     asked: Identity | None = None
@@ -160,29 +140,26 @@ def last_words(
         elif identity not in members:
             said["why_not"] = "it is no member of this launch, or has ended"
         else:
-            said["why_not"] = why_not(identity[0], tracker=tree.TRACKER) or ("the stop began" if is_over() else "")
+            said["why_not"] = why_not(identity[0]) or ("the stop began" if is_over() else "")
         if said["why_not"]:
             continue
         begins = log_size()
-        if not tree.send(identity, signal.SIGABRT, members):
+        if not _signals.send(identity, signal.SIGABRT, members):
             said["why_not"] = "it has ended"
             continue
         said["begins"], asked = begins, identity
         # Afterwards: a stopped one takes the signal as the first thing when it goes on.
-        tree.send(identity, signal.SIGCONT, members)
-        _wait_for_end(tree, identity, APART)
+        _signals.send(identity, signal.SIGCONT, members)
+        _wait_for_end(identity, APART)
     if asked is not None:
-        _wait_for_end(tree, asked, TO_FINISH)
+        _wait_for_end(asked, TO_FINISH)
     return {"heard": heard, "log_ends": log_size()}
 
 
-def why_not(pid: int, *, tracker: str) -> str:
-    """Return why a process is not to be aborted; empty: it dumps its Python stacks and ends, and leaves no core.
-
-    ``tracker`` is what the command line of a resource tracker has in it.
-    """
+def why_not(pid: int) -> str:
+    """Return why a process is not to be aborted; empty: it dumps its Python stacks and ends, and leaves no core."""
     try:
-        if tracker.encode() in _read(f"/proc/{pid}/cmdline").replace(b"\0", b" "):
+        if TRACKER.encode() in _read(f"/proc/{pid}/cmdline").replace(b"\0", b" "):
             return "it unlinks what the others leave"
         if problem := _core_of(_read(f"/proc/{pid}/limits"), _read("/proc/sys/kernel/core_pattern")):
             return problem
@@ -218,16 +195,16 @@ def _core_of(limits: bytes, pattern: bytes) -> str:
     return ""
 
 
-def _depth(pid: int, entries: Mapping[int, _tree.Entry]) -> int:
+def _depth(pid: int, entries: Mapping[int, _membership.Entry]) -> int:
     depth = 0
     while pid in entries and depth < 64:
         pid, depth = entries[pid].parent, depth + 1
     return depth
 
 
-def _wait_for_end(tree: Any, identity: Identity, within: float) -> None:
+def _wait_for_end(identity: Identity, within: float) -> None:
     ends_at = time.monotonic() + within
-    while tree.is_alive(identity) and time.monotonic() < ends_at:
+    while _membership.is_alive(identity) and time.monotonic() < ends_at:
         time.sleep(0.002)
 
 

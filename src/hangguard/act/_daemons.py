@@ -7,7 +7,7 @@ left alone. Two proofs are asked for together. The program that it executes is a
 output elsewhere, with none of our GPUs, ports or shared memory. What cannot be looked at is not proved, and then it is
 a member by its descent, as every other descendant.
 
-Synchronous and standard library only, loaded by its path as ``_tree`` is. ``exe``, ``fd`` and ``/proc/net/tcp`` never
+Synchronous and standard library only, imported by the guardian. ``exe``, ``fd`` and ``/proc/net/tcp`` never
 wait for the process that they are about; ``maps`` takes the memory-map lock, so it is read in a thread of its own.
 """
 
@@ -17,14 +17,13 @@ import os
 import re
 import threading
 
+from hangguard.act import _membership
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
-    from hangguard.act import _tree
-
-    Identity = _tree.Identity
+    Identity = _membership.Identity
 
 DEVICES = r"/dev/(?:nvidia\d+|dxg)"
 """The files of GPUs. Not nvidiactl and nvidia-uvm: whoever holds memory has the file of a board too (measured: a child
@@ -77,17 +76,15 @@ class Daemons:
 
     def __init__(
         self,
-        tree: Any,
         *,
         root_pid: int,
         log_id: tuple[int, int] | None,
         port: int | None = None,
         devices: str = DEVICES,
     ) -> None:
-        """``tree`` is the module; ``root_pid`` led the session of the launch; ``port`` is where it should answer."""
+        """``root_pid`` led the session of the launch; ``port`` is where it should answer."""
         self.left: dict[Identity, str] = {}
         """Who was spared so far, and why. Some may have ended since."""
-        self._tree = tree
         self._root_pid = root_pid
         self._log_id = log_id
         self._port = port
@@ -95,13 +92,13 @@ class Daemons:
         self._ours: set[Identity] = set()
         self._stuck = 0
 
-    def spare(self, pids: Iterable[int], entries: _tree.Entries) -> set[int]:
+    def spare(self, pids: Iterable[int], entries: _membership.Entries) -> set[int]:
         """Return which of these descendants of the launch are no members: daemons, and what belongs to those."""
         candidates = {pid: kind for pid in pids if (kind := self._kind_of(pid, entries)) is not None}
         if not candidates:
             return set()
         pids = {pid for pid in pids if pid in entries and not entries[pid].dead}
-        with_them = set(candidates) | self._tree.descendants(candidates, entries)
+        with_them = set(candidates) | _membership.descendants(candidates, entries)
         spared: set[int] = set()
         for pid, kind in candidates.items():
             session = entries[pid].session
@@ -112,7 +109,7 @@ class Daemons:
                 spared |= self._with_its_own(leader, kind, entries)
         return spared
 
-    def _kind_of(self, pid: int, entries: _tree.Entries) -> Kind | None:
+    def _kind_of(self, pid: int, entries: _membership.Entries) -> Kind | None:
         """Return which daemon this is, if it stands outside of the session of the launch."""
         entry = entries.get(pid)
         if entry is None or entry.dead or pid == self._root_pid:
@@ -126,7 +123,7 @@ class Daemons:
             return None
         return BY_EXECUTABLE.get(os.path.basename(executable.removesuffix(" (deleted)")))
 
-    def _with_its_own(self, pid: int, kind: Kind, entries: _tree.Entries) -> set[int]:
+    def _with_its_own(self, pid: int, kind: Kind, entries: _membership.Entries) -> set[int]:
         """Return a process and those below it, down to whoever holds something of ours."""
         spared: set[int] = set()
         todo = [pid]
@@ -140,7 +137,7 @@ class Daemons:
             todo += [child.pid for child in entries.values() if child.parent == this]
         return spared
 
-    def _is_apart(self, pid: int, entries: _tree.Entries, kind: Kind) -> bool:
+    def _is_apart(self, pid: int, entries: _membership.Entries, kind: Kind) -> bool:
         identity = entries[pid].identity
         if identity in self._ours:
             return False
@@ -155,7 +152,7 @@ class Daemons:
 
     def _holds(self, pid: int, kind: Kind) -> bool:
         """Whether a process has something of ours, as far as can be seen. Raises OSError where that is nothing."""
-        if self._log_id is not None and any(self._tree.writes_to(pid, fd, self._log_id) for fd in (1, 2)):
+        if self._log_id is not None and any(_membership.writes_to(pid, fd, self._log_id) for fd in (1, 2)):
             return True
         listeners = self._listeners()
         for name in os.listdir(f"/proc/{pid}/fd"):

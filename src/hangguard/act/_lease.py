@@ -6,7 +6,7 @@ pid namespace, as another user, with its descriptor closed long ago. So it tells
 renames a semaphore after mapping it, and other namespaces are in no ``/proc`` of ours. A lease says nothing about whose
 a file was: whoever calls this has seen a member of the launch with exactly this file, by device and inode.
 
-Synchronous and standard library only: the guardian loads this file by its path, as it does ``_tree``. Call it in a
+Synchronous and standard library only: the guardian imports this file. Call it in a
 process that does not fork meanwhile: a child would keep the lease. Where the guardian is dead, this file is run by
 itself (``python -I -S _lease.py``), because the program that started the server may fork whenever it likes.
 """

@@ -1,6 +1,6 @@
 """What the members of one launch had, and may have left: the guardian's book of it, and the end of it.
 
-Standard library only, loaded by its path as ``_tree`` is. All that could block runs aside, because the guardian's own
+Standard library only, imported by the guardian. All that could block runs aside, because the guardian's own
 thread watches for the supervisor's death; so nothing here waits, and everything has a time at which it is late.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import time
 
+from hangguard import held
+from hangguard.act import _lease
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from hangguard.act import _lease
     from hangguard.act._aside import Aside
     from hangguard.elsewhere import Elsewhere
     from hangguard.held import Look, Others
@@ -36,12 +38,9 @@ CLEAR_WITHIN = 15.0
 
 
 class Left:
-    """Files and sockets that members were seen to have: asked for before they are signalled, removed when all are gone.
+    """Files and sockets that members were seen to have: looked for before any signal, removed when all are gone."""
 
-    ``held`` and ``lease`` are the modules of these names, which a guardian loads in its own way.
-    """
-
-    def __init__(self, aside: Aside, *, held: Any, lease: Any) -> None:
+    def __init__(self, aside: Aside) -> None:
         self.elsewhere: Elsewhere | None = None
         """Where else this launch may leave files, and what lay there before it."""
         self.before: frozenset[tuple[int, int]] | None = None
@@ -49,8 +48,6 @@ class Left:
         self.unseen: list[str] = []
         """What the last look could not see."""
         self._aside = aside
-        self._held = held
-        self._lease = lease
         self._files: dict[tuple[Any, ...], Plain] = {}
         self._removed: list[Plain] = []
         self._news: list[Plain] = []
@@ -70,25 +67,25 @@ class Left:
     def note_before(self) -> None:
         """Note what is there already: nothing of it is ours. Where it cannot be seen nothing there ever is."""
         try:
-            self.before = frozenset(self._held.names_in())
+            self.before = frozenset(held.names_in())
         except OSError as problem:
             self._why_unseen = f"what lay in /dev/shm before the launch: {problem.strerror or problem}"
 
     def remember(self, files: Iterable[Plain]) -> None:
         """Note what members were seen to have, as far as it could be left."""
-        new = [file for file in files if self._held.may_be_left(file, self.before)]
-        self._files.update((self._held.key_of(file), file) for file in new)
+        new = [file for file in files if held.may_be_left(file, self.before)]
+        self._files.update((held.key_of(file), file) for file in new)
 
     def forget(self, files: Iterable[Plain]) -> None:
         """Drop what is gone: a server that makes a file a request would fill the book."""
         for file in files:
-            self._files.pop(self._held.key_of(file), None)
+            self._files.pop(held.key_of(file), None)
 
     def leave_to_others(self, files: Iterable[Iterable[int]]) -> None:
         """Drop what is not the launch's alone, (device, inode), and never take it again."""
         if self.before is not None:
             self.before |= {(device, inode) for device, inode in files}
-            self._files = {k: file for k, file in self._files.items() if self._held.may_be_left(file, self.before)}
+            self._files = {k: file for k, file in self._files.items() if held.may_be_left(file, self.before)}
 
     # ------------------------------------------------------------------------------------- looking
 
@@ -99,13 +96,13 @@ class Left:
         self._look, self._others = self._begin(find, within=LOOK_WITHIN)
 
     def _begin(self, find: Callable[[], Iterable[Identity]], *, within: float) -> tuple[Look, Others]:
-        look = self._held.Look((), elsewhere=self.elsewhere)
-        others = self._held.Others(guardian=os.getpid(), elsewhere=self.elsewhere)
+        look = held.Look((), elsewhere=self.elsewhere)
+        others = held.Others(guardian=os.getpid(), elsewhere=self.elsewhere)
 
         def run() -> Plain:
             members = set(find())
             look.add(members)
-            new = [file for file in look.run() if self._held.key_of(file) not in self._files]
+            new = [file for file in look.run() if held.key_of(file) not in self._files]
             others.run(new, members, self.before)
             return {}
 
@@ -175,7 +172,7 @@ class Left:
         if not self._files:
             return 0.0
         self._cleared = list(self._files)
-        clearing = self._clearing = self._lease.Clearing(self._files.values())
+        clearing = self._clearing = _lease.Clearing(self._files.values())
 
         def run() -> Plain:
             clearing.run()
@@ -198,7 +195,7 @@ class Left:
         """Return what became of each; ``why_not``: why those were not asked for whose removal was not begun."""
         clearing, self._clearing = self._clearing, None
         if clearing is None:
-            answers = [self._lease.answer_of(file, None, why_not) for file in self._files.values()]
+            answers = [_lease.answer_of(file, None, why_not) for file in self._files.values()]
         else:
             answers = clearing.answers()
             for key, answer in zip(self._cleared, answers, strict=True):

@@ -1,6 +1,6 @@
 """The guardian's end of the link: one JSON object a line, each with ``"v": 1``.
 
-Standard library only, loaded by its path as ``_tree`` is.
+Standard library only, imported by the guardian.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _membership, _signals
 from hangguard.errors import GuardianFailed
 from hangguard.facts import Unseen
 from hangguard.observe.lane import Lane
@@ -48,7 +48,7 @@ async def start_guardian(*, within: float = START_WITHIN) -> Link:
 
 
 def _start() -> Link:
-    if problem := _tree.why_proc_misleads():
+    if problem := _membership.why_proc_misleads():
         raise GuardianFailed(problem)
     ours, theirs = socket.socketpair()
     ours.settimeout(0.0)
@@ -78,8 +78,8 @@ def _start() -> Link:
         except (OSError, ValueError) as error:
             ours.close()
             raise GuardianFailed(f"{sys.executable!r} could not be started: {error}") from error
-    entry = _tree.read_entry(process.pid)
-    pidfd = _tree.open_pidfd(entry.identity) if entry is not None else None
+    entry = _membership.read_entry(process.pid)
+    pidfd = _signals.open_pidfd(entry.identity) if entry is not None else None
     return Link(
         process=process,
         started=entry.started if entry is not None else 0,

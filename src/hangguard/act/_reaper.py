@@ -1,6 +1,6 @@
 """How the guardian becomes the reaper of all orphans below it, and deaf to the terminal.
 
-Standard library only, loaded by its path as ``_tree`` is.
+Standard library only, imported by the guardian.
 """
 
 from __future__ import annotations

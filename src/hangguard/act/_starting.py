@@ -1,6 +1,6 @@
 """How a server is started: its lock, its log, its limits, its process; and why it could not be.
 
-Standard library only, loaded by its path as ``_tree`` is.
+Standard library only, imported by the guardian.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ If the guardian is killed in the middle of a stop, what it knew goes with it, an
 then: nobody could tell any more whose they are. So it says whose turn it is to be looked at, and goes on once the
 supervisor has looked for itself, or has had its time. A supervisor that does not read costs that time once a stop.
 
-Standard library only, loaded by its path as ``_tree`` is. Nothing here waits.
+Standard library only, imported by the guardian. Nothing here waits.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from hangguard import held
-from hangguard.act import _daemons, _lease, _tree
+from hangguard.act import _daemons, _lease, _membership
 from hangguard.act.files import as_removed
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import HeldFile, RemovedFile
@@ -47,12 +47,12 @@ class Belongings:
         if answer["before"] is not None:
             self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self.members.add(root)
-        self.proofs[root] = _tree.LAUNCHED
+        self.proofs[root] = _membership.LAUNCHED
         self._port = message.get("port")
         self.daemons = self._new_daemons()
 
     def _new_daemons(self) -> _daemons.Daemons:
-        return _daemons.Daemons(_tree, root_pid=self.root[0], log_id=self.log_id, port=self._port)
+        return _daemons.Daemons(root_pid=self.root[0], log_id=self.log_id, port=self._port)
 
     # ------------------------------------------------------------------------------------ processes
 
@@ -62,10 +62,10 @@ class Belongings:
         self.members |= new
         return new
 
-    def find_members(self, entries: Mapping[int, _tree.Entry]) -> set[Identity]:
+    def find_members(self, entries: Mapping[int, _membership.Entry]) -> set[Identity]:
         """Return the members that live, in one scan of all processes. Blocks."""
         spare = None if self.daemons is None else self.daemons.spare
-        return _tree.find_members(
+        return _membership.find_members(
             entries, remembered=tuple(self.members), log_id=self._named_log(), spare=spare, proofs=self.proofs
         )
 
@@ -78,11 +78,11 @@ class Belongings:
 
         def find() -> tuple[set[Identity], dict[Identity, str]]:
             proofs: dict[Identity, str] = {}
-            entries = _tree.read_entries()
+            entries = _membership.read_entries()
             entry = entries.get(guardian[0])
             below = [guardian[0]] if entry is not None and entry.identity == guardian else []
             remembered, log_id = tuple(self.members), self._named_log()
-            found = _tree.find_members(
+            found = _membership.find_members(
                 entries, below=below, remembered=remembered, log_id=log_id, spare=spare, proofs=proofs
             )
             return found, proofs

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import anyio
 
 from hangguard import held
-from hangguard.act import _tree
+from hangguard.act import _ending, _membership, _titles
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act.files import clear_files, holders_of, with_holders
 from hangguard.act.gpus import gpu_memory
@@ -91,7 +91,9 @@ async def end_processes(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     belonging = cleaning.belonging
     try:
         living = await in_time(
-            "members", lambda: frozenset(belonging.find(_tree.read_entries())), within=cleaning.seconds(MEMBERS_WITHIN)
+            "members",
+            lambda: frozenset(belonging.find(_membership.read_entries())),
+            within=cleaning.seconds(MEMBERS_WITHIN),
         )
     except OSError as problem:
         living = Unseen(problem.strerror or str(problem))
@@ -116,16 +118,16 @@ async def end_processes(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     processes = [EndedProcess(**one) for one in ended.processes]  # type: ignore[arg-type]
     return (
         *(one.as_item(really=cleaning.really) for one in processes),
-        *(one.as_item(belonging.proofs.get((one.pid, one.started), _tree.SEEN)) for one in survivors),
+        *(one.as_item(belonging.proofs.get((one.pid, one.started), _membership.SEEN)) for one in survivors),
         *(Daemon(**one).as_item() for one in ended.daemons),  # type: ignore[arg-type]
     )
 
 
-async def _end(cleaning: Cleaning) -> _tree.Ended | Unseen:
+async def _end(cleaning: Cleaning) -> _ending.Ended | Unseen:
     """Signal them, in a thread that goes on to the end even if nobody waits for it any more."""
     belonging = cleaning.belonging
     grace = min(GRACE, cleaning.seconds(2 * GRACE) / 2)
-    ending = _tree.Ending(
+    ending = _ending.Ending(
         belonging.find, root=cleaning.state.root, grace=grace, daemons=belonging.daemons, proofs=belonging.proofs
     )
     try:
@@ -136,12 +138,12 @@ async def _end(cleaning: Cleaning) -> _tree.Ended | Unseen:
         ending.hurry()
 
 
-def _as_ended(belonging: Belonging, living: frozenset[Identity]) -> _tree.Ended:
+def _as_ended(belonging: Belonging, living: frozenset[Identity]) -> _ending.Ended:
     """Return what the ending would come to if nobody survives."""
-    daemons = {who: why for who, why in belonging.daemons.left.items() if _tree.is_alive(who)}
-    titles = _tree.Titles()
+    daemons = {who: why for who, why in belonging.daemons.left.items() if _membership.is_alive(who)}
+    titles = _titles.Titles()
     titles.learn([*living, *daemons])
-    return _tree.Ended(
+    return _ending.Ended(
         living,
         [],
         [{"pid": who[0], "started": who[1], "title": titles[who], "why": why} for who, why in sorted(daemons.items())],
@@ -149,9 +151,9 @@ def _as_ended(belonging: Belonging, living: frozenset[Identity]) -> _tree.Ended:
             {
                 "pid": who[0],
                 "started": who[1],
-                "title": titles[who][: _tree.LONGEST_TITLE],
+                "title": titles[who][: _ending.LONGEST_TITLE],
                 "signal": "",
-                "proof": belonging.proofs.get(who, _tree.DESCENDS),
+                "proof": belonging.proofs.get(who, _membership.DESCENDS),
                 "seconds": 0.0,
             }
             for who in sorted(living)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hangguard import held
-from hangguard.act import _lease, _tree
+from hangguard.act import _lease, _membership
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import ReleaseItem, RemovedFile, Survivor, Unseen
 from hangguard.observe.lane import in_time
@@ -93,7 +93,7 @@ async def _asked(question: Callable[[], T]) -> T | None:
 
 def who_has(wanted: set[tuple[int, int]], elsewhere: Elsewhere | None = None) -> dict[tuple[int, int], set[int]]:
     """Scan all processes. Blocks."""
-    everybody = (entry.identity for entry in _tree.read_entries().values() if not entry.dead)
+    everybody = (entry.identity for entry in _membership.read_entries().values() if not entry.dead)
     look = held.Look(everybody, elsewhere=elsewhere)
     pids: dict[tuple[int, int], set[int]] = {}
     for file in look.run():

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.facts import Gpu, GpuHolder, ReleaseItem, Unseen
 from hangguard.observe.devices import DeviceHolder, DeviceHolders
 
@@ -211,7 +211,7 @@ def is_member(pid: int, members: frozenset[Identity]) -> bool:
     If the pid lives with another start time it is a stranger's now.
     """
     with contextlib.suppress(OSError):  # where we cannot look, the pid decides: held is the careful answer
-        entry = _tree.read_entry(pid)
+        entry = _membership.read_entry(pid)
         if entry is not None:
             return entry.identity in members
     return any(pid == member for member, _ in members)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from hangguard.act import _lease, _tree
+from hangguard.act import _lease, _signals
 from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link
 from hangguard.act.belongings import Belongings
 from hangguard.act.conversation import Conversation, Message
@@ -231,7 +231,7 @@ class Guarded:
         if answer.get("say") != "launched":
             raise refusal(answer)
         self._belongings.begin(message, answer)
-        self._root_pidfd = _tree.open_pidfd(self._belongings.root)
+        self._root_pidfd = _signals.open_pidfd(self._belongings.root)
 
     def _follow_in(self, tasks: TaskGroup) -> None:
         # Not `await tasks.start(...)`: cancelled in that moment, it waits on asyncio for what only our end ends.

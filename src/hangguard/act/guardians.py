@@ -10,7 +10,7 @@ import os
 import signal
 from contextlib import suppress
 
-from hangguard.act import _tree
+from hangguard.act import _membership, _signals
 from hangguard.run_state import opened_privately
 
 LOCK = "lock"
@@ -18,9 +18,9 @@ LOCK = "lock"
 
 def why_not_its_guardian(identity: tuple[int, int], folder: str) -> str:
     """Return why this process is not the living guardian of the run in this folder; empty: it is, proved."""
-    if misled := _tree.why_proc_misleads():
+    if misled := _membership.why_proc_misleads():
         return misled
-    if not _tree.is_alive(identity):
+    if not _membership.is_alive(identity):
         return f"process {identity[0]} is not its guardian any more"
     try:
         with opened_privately(folder) as opened:
@@ -28,7 +28,7 @@ def why_not_its_guardian(identity: tuple[int, int], folder: str) -> str:
         holds = _holds(identity[0], (lock.st_dev, lock.st_ino))
     except OSError as problem:
         return f"whether process {identity[0]} is its guardian cannot be seen ({problem.strerror or problem})"
-    if not holds or not _tree.is_alive(identity):
+    if not holds or not _membership.is_alive(identity):
         return f"process {identity[0]} does not hold the lock of the run, so it is not its guardian"
     return ""
 
@@ -40,9 +40,9 @@ def tell_to_end(identity: tuple[int, int], folder: str) -> str:
     """
     if why := why_not_its_guardian(identity, folder):
         return why
-    if not _tree.send(identity, signal.SIGTERM, (identity,)):
+    if not _signals.send(identity, signal.SIGTERM, (identity,)):
         return f"process {identity[0]}, its guardian, could not be signalled"
-    _tree.send(identity, signal.SIGCONT, (identity,))
+    _signals.send(identity, signal.SIGCONT, (identity,))
     return ""
 
 

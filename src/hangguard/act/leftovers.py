@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hangguard import held
-from hangguard.act import _daemons, _tree
+from hangguard.act import _daemons, _membership
 from hangguard.facts import FoundRun, HeldFile, Identity, Place, RunNow, RunStanding, RunState, Unseen
 from hangguard.observe._kernel_locks import FileId, Held, read_locks
 from hangguard.observe.earlier_runs import holder_of_lock, logs_in, writers_to
@@ -40,7 +40,7 @@ class Marks:
         self._known: dict[Identity, str] = {}
         self._stuck = 0
 
-    def among(self, entries: _tree.Entries) -> dict[int, str]:
+    def among(self, entries: _membership.Entries) -> dict[int, str]:
         """Return the run ids by pid; whoever carries none, or cannot be read, is not in it."""
         living = [entry.identity for entry in entries.values() if not entry.dead]
         todo = deque(identity for identity in living if identity not in self._known)
@@ -64,7 +64,7 @@ def _read_marks(todo: deque[Identity], known: dict[Identity, str]) -> None:
                 if folder.stat().st_uid == os.geteuid():
                     words = (folder / "environ").read_bytes().split(b"\0")
                     marks = [word[len(MARK) :] for word in words if word.startswith(MARK)]
-                    entry = _tree.read_entry(identity[0])
+                    entry = _membership.read_entry(identity[0])
                     if marks and entry is not None and entry.identity == identity:
                         known[identity] = os.fsdecode(marks[0])
 
@@ -75,7 +75,7 @@ class Belonging:
     def __init__(self, state: RunState, path: str, marks: Marks | None = None) -> None:
         self.proofs: dict[Identity, str] = {}
         self.daemons = _daemons.Daemons(
-            _tree, root_pid=state.root[0] if state.root else 0, log_id=state.log_id, port=state.port or None
+            root_pid=state.root[0] if state.root else 0, log_id=state.log_id, port=state.port or None
         )
         # Only while a name in the folder leads to it: the inode of a log that was removed is given to another file, the
         # log of another run for example.
@@ -86,25 +86,25 @@ class Belonging:
         if state.root is not None:
             self.proofs[state.root] = LAUNCHED
 
-    def find(self, entries: _tree.Entries) -> set[Identity]:
+    def find(self, entries: _membership.Entries) -> set[Identity]:
         """Return its living members."""
         noted = {pid for pid, started in self._noted if pid in entries and entries[pid].started == started}
-        writers = {pid for log_id in self._logs for pid in _tree.log_writers(log_id, entries, inherited=True)}
+        writers = {pid for log_id in self._logs for pid in _membership.log_writers(log_id, entries, inherited=True)}
         marks = self._marks.among(entries)
         proved = dict.fromkeys((pid for pid, run_id in marks.items() if run_id == self._run_id), MARKED)
-        proved |= dict.fromkeys(writers, _tree.WRITES)
+        proved |= dict.fromkeys(writers, _membership.WRITES)
 
-        def spare(pids: Iterable[int], entries: _tree.Entries) -> set[int]:
+        def spare(pids: Iterable[int], entries: _membership.Entries) -> set[int]:
             daemons = self.daemons.spare(pids, entries)
-            below = _tree.descendants(daemons, entries) - noted - writers
+            below = _membership.descendants(daemons, entries) - noted - writers
             return daemons | ((below | (_other_runs(entries, marks, self._run_id) - writers)) & set(pids))
 
-        return _tree.find_members(
+        return _membership.find_members(
             entries, remembered=self._noted, log_id=None, spare=spare, proved=proved, proofs=self.proofs
         )
 
 
-def _other_runs(entries: _tree.Entries, marks: Mapping[int, str], run_id: str) -> set[int]:
+def _other_runs(entries: _membership.Entries, marks: Mapping[int, str], run_id: str) -> set[int]:
     """Return who is of another run, which may have been started from a shell of this one: that one's own to end.
 
     It is known by its own mark, and its guardian, which has none, by whom it launched: the leader of a session.
@@ -128,7 +128,7 @@ def own_logs(path: str) -> Iterable[tuple[int, int]]:
 def look_at_runs(runs: Iterable[FoundRun]) -> tuple[RunNow, ...]:
     """Return how each of these runs stands now. Blocks; raises :class:`OSError` where ``/proc`` cannot be listed."""
     runs = tuple(runs)
-    if problem := _tree.why_proc_misleads():
+    if problem := _membership.why_proc_misleads():
         return tuple(RunNow(found=run, standing="unreadable", why=problem) for run in runs)
     sight = _Sight(runs)
     return tuple(map(sight.judge, runs))
@@ -139,7 +139,7 @@ class _Sight:
 
     def __init__(self, runs: tuple[FoundRun, ...]) -> None:
         self.here: Place = this_place()
-        self.entries = _tree.read_entries()
+        self.entries = _membership.read_entries()
         self.marks = Marks()
         self.marked = set(self.marks.among(self.entries).values())
         self.writers = writers_to(logs_in(run.path for run in runs), "/proc")
@@ -160,12 +160,12 @@ class _Sight:
             is_same_machine = state.place.host == self.here.host and state.place.user == self.here.user
             has_rebooted = is_same_machine and state.place.boot_id != self.here.boot_id
             return RunNow(found=run, standing="over" if has_rebooted else "elsewhere", why=why)
-        if guardian is None and state.guardian is not None and _tree.is_alive(state.guardian):
+        if guardian is None and state.guardian is not None and _membership.is_alive(state.guardian):
             guardian = state.guardian[0]
         if guardian is None and state.guardian is None and self.locks is None:
             why = "the kernel's locks cannot be read, so that nobody knows whether a guardian lives"
             return RunNow(found=run, standing="unreadable", why=why)
-        supervisor = state.supervisor[0] if _tree.is_alive(state.supervisor) else None
+        supervisor = state.supervisor[0] if _membership.is_alive(state.supervisor) else None
         members, files = self._members(run, state), still_there(state)
         return RunNow(
             found=run,

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.gpus import Gpus, gpu_memory, is_member
 from hangguard.act.stopped import Stopped
@@ -124,7 +124,7 @@ def _processes(members: frozenset[Identity], stopped: Stopped) -> ReleaseItem:
     survivors = _survivors(stopped)
     known = {(survivor.pid, survivor.started) for survivor in survivors}
     try:
-        others = sorted(member for member in members - known if _tree.is_alive(member))
+        others = sorted(member for member in members - known if _membership.is_alive(member))
     except OSError as problem:  # the user's program has no descriptors left, for example
         detail = f"{stopped.ended} ended, and could not be looked for again: {problem.strerror}"
         return ReleaseItem(resource="processes", answer="held" if survivors else "unknown", detail=detail)
@@ -144,7 +144,7 @@ def _as_it_is(survivor: Survivor) -> Survivor | None:
     try:
         if procfs.is_hidden(survivor.pid):
             return survivor
-        entry = _tree.read_entry(survivor.pid)
+        entry = _membership.read_entry(survivor.pid)
     except ProcessLookupError:
         return None
     except OSError:
@@ -157,7 +157,7 @@ def _as_it_is(survivor: Survivor) -> Survivor | None:
 def _daemons(stopped: Stopped) -> tuple[Daemon, ...]:
     """Return those that were left alone and still live."""
     with contextlib.suppress(OSError):
-        return tuple(daemon for daemon in stopped.daemons if _tree.is_alive((daemon.pid, daemon.started)))
+        return tuple(daemon for daemon in stopped.daemons if _membership.is_alive((daemon.pid, daemon.started)))
     return stopped.daemons
 
 

@@ -54,7 +54,7 @@ def as_stopped(
     files_unseen: tuple[str, ...] = (),
     unproved_files: tuple[str, ...] = (),
 ) -> Stopped:
-    """Return an ending as a fact. Its parts are as ``act/_tree.py`` tells them, here or over the guardian's socket."""
+    """Return an ending as a fact. ``act/_ending.py`` tells its parts, here or over the guardian's socket."""
     return Stopped(
         survivors=tuple(Survivor(**survivor) for survivor in survivors),
         ended=len(members) - len(survivors),

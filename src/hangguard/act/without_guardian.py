@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import anyio
 
 from hangguard import held
-from hangguard.act import _daemons, _tree
+from hangguard.act import _daemons, _ending, _membership, _signals
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act._link import NEWS_WITHIN, poll_until
 from hangguard.act.belongings import Belongings
@@ -34,7 +34,7 @@ class OwnEnding:
         self._told = told or Told(belongings.elsewhere)
         self._clock = clock
         self._hurried = False
-        self._ending: _tree.Ending | None = None
+        self._ending: _ending.Ending | None = None
 
     def hurry(self) -> None:
         """End the grace, of the stop in progress or of the one to come."""
@@ -75,8 +75,8 @@ class OwnEnding:
             unproved_files=await still_there(self._told.claimed(self._all.file_keys, self._all.shm_before)),
         )
 
-    async def _end_members(self, grace: float, within: float) -> _tree.Ended | Unseen:
-        ending = self._ending = _tree.Ending(
+    async def _end_members(self, grace: float, within: float) -> _ending.Ended | Unseen:
+        ending = self._ending = _ending.Ending(
             self._all.find_members,
             root=self._all.root,
             grace=grace,
@@ -107,7 +107,7 @@ class OwnEnding:
         others = held.Others(elsewhere=everything.elsewhere)
 
         def run() -> None:
-            members = everything.find_members(_tree.read_entries())
+            members = everything.find_members(_membership.read_entries())
             look.add(members)
             others.run(everything.unknown_of([*look.run(), *seen]), members, everything.shm_before)
 
@@ -133,13 +133,13 @@ async def wait_for_end(process: Identity, pidfd: int | None) -> int | Unseen:
     """Wait for the end of the launched process, now that its parent can no longer tell it; return its exit code."""
     if pidfd is None:
         # What /proc hides is not seen to have ended.
-        await poll_until(lambda: not (_tree.is_alive(process) or procfs.is_hidden(process[0])), every=0.5)
+        await poll_until(lambda: not (_membership.is_alive(process) or procfs.is_hidden(process[0])), every=0.5)
         return Unseen("the guardian died first, and this system has no pidfds")
     await anyio.wait_readable(pidfd)
     # The kernel tells once the new parent, pid 1 as a rule, has waited for it.
     with anyio.move_on_after(NEWS_WITHIN):
-        await poll_until(lambda: _tree.exit_code_of(pidfd) is not None)
-    code = _tree.exit_code_of(pidfd)
+        await poll_until(lambda: _signals.exit_code_of(pidfd) is not None)
+    code = _signals.exit_code_of(pidfd)
     if code is not None:
         return code
     return Unseen("the guardian died first, and the kernel does not tell the code (Linux 6.15 does)")
@@ -151,16 +151,16 @@ async def stop_members(root: Identity, members: set[Identity], *, grace: float, 
     ``members`` gets those that are born meanwhile. Daemons of somebody else are left; whoever listens on ``port`` is
     none.
     """
-    daemons = _daemons.Daemons(_tree, root_pid=root[0], log_id=None, port=port)
+    daemons = _daemons.Daemons(root_pid=root[0], log_id=None, port=port)
     proofs: dict[Identity, str] = {root: "whoever asked named it, with its start time"}
 
-    def find(entries: _tree.Entries) -> set[Identity]:
-        found = _tree.find_members(entries, remembered=members, log_id=None, spare=daemons.spare, proofs=proofs)
+    def find(entries: _membership.Entries) -> set[Identity]:
+        found = _membership.find_members(entries, remembered=members, log_id=None, spare=daemons.spare, proofs=proofs)
         members.update(found)
         return found
 
     began = anyio.current_time()
-    ending = _tree.Ending(find, root=root, grace=grace, daemons=daemons, proofs=proofs)
+    ending = _ending.Ending(find, root=root, grace=grace, daemons=daemons, proofs=proofs)
     lane = Lane("stop")
     try:
         ended = await lane.ask(ending.run, within=grace + TAKE_OVER_WITHIN)

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from hangguard.act._tree import is_alive
+from hangguard.act._membership import is_alive
 from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
 from hangguard.errors import GaveUp, HangguardError

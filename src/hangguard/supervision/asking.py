@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _membership, _signals
 from hangguard.act._link import Descriptor, poll_until
 from hangguard.errors import NoAnswer
 from hangguard.facts import FoundRun, Identity, Unseen
@@ -41,7 +41,7 @@ async def begin_asking(
     """Connect and ask; return the answers, which must be closed."""
     ends = anyio.current_time() + ANSWER_WITHIN
     line = await _connected(run, supervisor, ends)
-    pidfd = _tree.open_pidfd(supervisor)
+    pidfd = _signals.open_pidfd(supervisor)
     answers = Answers(run.run_id, supervisor, line, None if pidfd is None else Descriptor(pidfd))
     try:
         with anyio.move_on_after(max(0.1, ends - anyio.current_time())):
@@ -104,7 +104,7 @@ async def until_dead(process: Identity, pidfd: Descriptor | None) -> None:
     if pidfd is not None:
         await anyio.wait_readable(pidfd.number)
     else:
-        await poll_until(lambda: not _tree.is_alive(process), every=0.5)
+        await poll_until(lambda: not _membership.is_alive(process), every=0.5)
 
 
 async def _connected(run: FoundRun, supervisor: Identity, ends: float) -> ControlLine:
@@ -120,7 +120,7 @@ async def _connected(run: FoundRun, supervisor: Identity, ends: float) -> Contro
             if not isinstance(made, Unseen):
                 return ControlLine(made, longest=LONGEST_ANSWER)
             problem = made.reason
-        if not _tree.is_alive(supervisor):
+        if not _membership.is_alive(supervisor):
             raise NoAnswer(run.run_id, supervisor[0], "it has died")
         if anyio.current_time() >= ends:
             raise NoAnswer(run.run_id, supervisor[0], problem)

@@ -15,7 +15,7 @@ from types import TracebackType
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.act.stop import prove_release
 from hangguard.act.without_guardian import stop_members
 from hangguard.engines.base import Engine
@@ -353,9 +353,9 @@ class AsyncAttachment:
 
 def _refuse_to_act_on(server: FoundServer) -> None:
     """Refuse what could end somebody else: ourselves, whoever started us, or what /proc only seems to show."""
-    if problem := _tree.why_proc_misleads():
+    if problem := _membership.why_proc_misleads():
         raise BadLaunch(f"Nothing can be stopped safely: {problem}")
-    if server.pid == os.getpid() or server.pid in _tree.ancestors(os.getpid()):
+    if server.pid == os.getpid() or server.pid in _membership.ancestors(os.getpid()):
         raise BadLaunch(f"Process {server.pid} is this program, or one that started it", advice="It is not stopped")
     if not hasattr(os, "pidfd_open"):
         raise BadLaunch("This Python has no pidfds, so that a process could be another one when it is signalled")

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from hangguard.act import _tree
+from hangguard.act import _membership, _signals
 from hangguard.act._link import Descriptor
 from hangguard.act.guardians import tell_to_end
 from hangguard.engines import ENGINES
@@ -108,7 +108,7 @@ class ByGuardian:
         why = await in_time("guardian", lambda: tell_to_end(guardian, living.found.path), within=TELL_WITHIN)
         if isinstance(why, Unseen):
             why = why.reason
-        if why and _tree.is_alive(guardian):
+        if why and _membership.is_alive(guardian):
             raise RunOver(living.state.run_id, f"nothing was signalled: {why}")
         with anyio.fail_after(within or STOP_WITHIN):
             await self._until_guardian_ends()
@@ -126,8 +126,8 @@ class ByGuardian:
 
     async def _until_guardian_ends(self) -> None:
         guardian = self._living.guardian
-        pidfd = _tree.open_pidfd(guardian)
-        if pidfd is None and not _tree.is_alive(guardian):
+        pidfd = _signals.open_pidfd(guardian)
+        if pidfd is None and not _membership.is_alive(guardian):
             return
         descriptor = None if pidfd is None else Descriptor(pidfd)
         try:
@@ -155,7 +155,7 @@ class WatchedEvents(Stream[dict[str, Any]]):
 def _who_to_watch(state: RunState) -> Identity | None:
     """Return the launched process, or another living member where a launcher has forked and gone."""
     first = (state.root,) if state.root is not None else ()
-    return next((member for member in (*first, *state.members) if _tree.is_alive(member)), None)
+    return next((member for member in (*first, *state.members) if _membership.is_alive(member)), None)
 
 
 def _note(folder: RunFolder, state: RunState) -> None:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.act.guardians import why_not_its_guardian
 from hangguard.errors import NoSuchRun, RunOver
 from hangguard.facts import FoundRun, Identity, RunState, Unseen
@@ -36,7 +36,7 @@ def find_living(name: str, run_dir: str | os.PathLike[str] | None = None) -> Liv
     where nobody lives who could be told anything.
     """
     found, state = read_known(name, run_dir)
-    if state.stage != "over" and _tree.is_alive(state.supervisor):
+    if state.stage != "over" and _membership.is_alive(state.supervisor):
         return LivingRun(found=found, state=state, by="supervisor")
     if state.guardian is not None and not why_not_its_guardian(state.guardian, found.path):
         return LivingRun(found=found, state=state, by="guardian")
@@ -50,7 +50,7 @@ def read_known(name: str, run_dir: str | os.PathLike[str] | None = None) -> tupl
         advice = f"What is left of it shows: hangguard clean {name_for(found.path)}"
         raise NoSuchRun(f"Of run {found.run_id} nothing can be believed: {found.state.reason}", advice=advice)
     try:
-        problem = why_elsewhere(found.state, this_place()) or _tree.why_proc_misleads()
+        problem = why_elsewhere(found.state, this_place()) or _membership.why_proc_misleads()
     except OSError as unseen:
         problem = f"where this is cannot be told ({unseen.strerror})"
     if problem:
@@ -60,4 +60,4 @@ def read_known(name: str, run_dir: str | os.PathLike[str] | None = None) -> tupl
 
 def living_members(state: RunState, more: frozenset[Identity] = frozenset()) -> tuple[int, ...]:
     """Return the pids of those members that still live, as exactly those processes."""
-    return tuple(sorted(member[0] for member in {*state.members, *more} if _tree.is_alive(member)))
+    return tuple(sorted(member[0] for member in {*state.members, *more} if _membership.is_alive(member)))

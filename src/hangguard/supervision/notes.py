@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from hangguard.act import _tree
+from hangguard.act import _membership
 from hangguard.facts import RunState, Unseen
 from hangguard.observe.lane import Lane
 from hangguard.run_state import this_place, write_state
@@ -37,7 +37,7 @@ class Notes:
         if folder is None or folder.path is None:
             return
         try:
-            entry = _tree.read_entry(os.getpid())
+            entry = _membership.read_entry(os.getpid())
             self.state = RunState(
                 run_id=folder.run_id,
                 place=this_place(),

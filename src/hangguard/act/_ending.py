@@ -1,34 +1,26 @@
-# ruff: noqa: PTH115, PTH116, PTH123, PTH208
-"""Who belongs to a launch, and how all of it is ended: shared by the guardian and the supervisor.
+# ruff: noqa: PTH123
+"""How all of a launch is ended: shared by the guardian and the supervisor.
 
-Synchronous and standard library only, because the guardian loads this file by its path (``python -I -S``
-knows no packages; pathlib and typing would double its start). A process is (pid, start time); whatever no
-longer matches is somebody else.
-
-The reads used here (``stat``, ``fdinfo``, ``wchan``) never wait for the process they ask about. ``cmdline``
-does: it takes the memory-map lock, which a process stuck in a driver may hold for ever. See :class:`Titles`.
+Standard library only, as everything that the guardian imports. Nothing here waits for the process it asks about:
+``stat`` and ``wchan`` do not, and the one that does, ``cmdline``, is read in threads of its own (``_titles``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import struct
-import threading
 import time
-from collections import deque
+
+from hangguard.act import _membership, _signals
+from hangguard.act._titles import TRACKER, Titles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hangguard.act import _daemons
-
-    Identity = tuple[int, int]
-    LogId = tuple[int, int]
-    Entries = Mapping[int, "Entry"]
+    from hangguard.act._membership import Entries, Entry, Identity
 
 AFTER_ROOT = 1.0
 """Seconds that members get to end by themselves after the root did."""
@@ -38,319 +30,6 @@ SETTLE = 5.0
 """Seconds after SIGKILL; what is still there then waits in the kernel."""
 LONGEST_TITLE = 200
 """Characters of the command line of somebody who is gone."""
-TRACKER = "resource_tracker import main"
-"""In the command line of ``multiprocessing``'s and loky's tracker: ``python -c 'from … import main;main(4)'``."""
-
-PIDFD_GET_INFO = 0xC040FF0B
-PIDFD_INFO_EXIT = 1 << 3
-"""Linux 6.15, include/uapi/linux/pidfd.h: the exit code of a process that was not our child."""
-
-
-# ------------------------------------------------------------------------------------------ looking
-
-
-class Entry:
-    """One line of ``/proc/PID/stat``: what a decision about a process needs."""
-
-    __slots__ = ("parent", "pid", "session", "started", "state", "threads")
-
-    def __init__(self, pid: int, parent: int, session: int, started: int, state: str, threads: int) -> None:
-        self.pid = pid
-        self.parent = parent
-        self.session = session
-        self.started = started
-        self.state = state
-        self.threads = threads
-
-    @property
-    def identity(self) -> Identity:
-        """Return (pid, start time in clock ticks since boot)."""
-        return (self.pid, self.started)
-
-    @property
-    def dead(self) -> bool:
-        """Whether it has ended. A leader that ended while other threads live is a zombie too, and is not dead."""
-        return self.state in "ZXx" and self.threads <= 1
-
-
-def read_entry(pid: int) -> Entry | None:
-    """Return what ``/proc`` says of a process; ``None``: there is none, or it is hidden from us."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read(1024)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    # The name in parentheses may hold blanks and parentheses of its own: proc_pid_stat(5).
-    fields = text[text.rfind(b")") + 2 :].split()
-    if len(fields) < 20:
-        return None
-    return Entry(pid, int(fields[1]), int(fields[3]), int(fields[19]), chr(fields[0][0]), int(fields[17]))
-
-
-def read_entries() -> dict[int, Entry]:
-    """Scan ``/proc`` once."""
-    found = (read_entry(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {entry.pid: entry for entry in found if entry is not None}
-
-
-def why_proc_misleads() -> str:
-    """Return why ``/proc`` cannot be believed; empty: it shows the processes that our own pids mean.
-
-    After ``unshare --pid`` without ``--mount-proc``, for example, its numbers are those of another namespace:
-    what it says of "our" children is then said of strangers.
-    """
-    try:
-        shown = os.readlink("/proc/self")
-    except OSError as problem:
-        return f"/proc cannot be read ({problem.strerror})"
-    if shown != str(os.getpid()):
-        return f"/proc is that of another pid namespace (this process is {os.getpid()} here and {shown} there)"
-    return ""
-
-
-def is_alive(identity: Identity) -> bool:
-    """Whether exactly this process still lives; a zombie does not."""
-    entry = read_entry(identity[0])
-    return entry is not None and entry.identity == identity and not entry.dead
-
-
-def descendants(of_pids: Iterable[int], entries: Entries) -> set[int]:
-    """Return the pids of all children, grandchildren …, without ``of_pids`` themselves."""
-    children: dict[int, list[int]] = {}
-    for entry in entries.values():
-        children.setdefault(entry.parent, []).append(entry.pid)
-    found: set[int] = set()
-    todo = list(of_pids)
-    while todo:
-        for child in children.get(todo.pop(), ()):
-            if child not in found:
-                found.add(child)
-                todo.append(child)
-    return found
-
-
-def own_children() -> list[int]:
-    """Return the pids of this process's own children, zombies too; empty where the kernel does not tell.
-
-    Raises :class:`OSError` where that could not be asked (no descriptors are left): nobody is then seen to be gone.
-    """
-    found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
-        missing = (FileNotFoundError, ProcessLookupError)  # without CONFIG_PROC_CHILDREN; a thread that has ended
-        with contextlib.suppress(*missing), open(f"/proc/self/task/{task}/children", "rb") as file:
-            found += [int(pid) for pid in file.read().split()]
-    return found
-
-
-def ancestors(of_pid: int) -> set[int]:
-    """Return the pids of parent, grandparent … up to and with 1."""
-    found: set[int] = {1}
-    entry = read_entry(of_pid)
-    while entry is not None and entry.parent not in found and entry.parent > 0:
-        found.add(entry.parent)
-        entry = read_entry(entry.parent)
-    return found
-
-
-def log_writers(log_id: LogId, entries: Entries, *, inherited: bool = False) -> set[int]:
-    """Return the pids of all whose fd 1 or 2 is open for writing on the log (device, inode).
-
-    This finds members that left the tree, changed their title and emptied their environment. ``tail -f``
-    has it open for reading, on another descriptor, and does not count. With ``inherited`` only a descriptor
-    counts that came from the guardian: whoever opened the file himself (``date >> log``) is a stranger.
-    """
-    return {
-        pid
-        for pid, entry in entries.items()
-        if not entry.dead and any(writes_to(_shown_at(entry), fd, log_id, inherited=inherited) for fd in (1, 2))
-    }
-
-
-def _shown_at(entry: Entry) -> int | str:
-    """Return where below ``/proc`` the descriptors are: a leader that ended shows none, another thread has them."""
-    if entry.state == "Z":
-        with contextlib.suppress(OSError):
-            threads = [name for name in os.listdir(f"/proc/{entry.pid}/task") if name != str(entry.pid)]
-            return f"{entry.pid}/task/{threads[0]}" if threads else entry.pid
-    return entry.pid
-
-
-def writes_to(pid: int | str, fd: int, log_id: LogId, *, inherited: bool = False) -> bool:
-    """Whether a process (or ``PID/task/TID``) has the log open for writing there; ``inherited`` as above."""
-    try:
-        with open(f"/proc/{pid}/fdinfo/{fd}", "rb", buffering=0) as file:
-            text = file.read(1024)
-        lines = dict(line.split(b":", 1) for line in text.splitlines() if b":" in line)
-        if int(lines.get(b"flags", b"0"), 8) & os.O_ACCMODE == os.O_RDONLY:
-            return False
-        # The guardian's flock belongs to what it opened, and is shown wherever that went by fork (proc_pid_fdinfo(5),
-        # Linux 4.1); another open of the same file does not show it.
-        if inherited and b"FLOCK" not in text:
-            return False
-        # Linux 5.14 prints the inode. A stat of a stranger's file could wait for a dead network disk, so it
-        # is asked only where the number matches already.
-        inode = lines.get(b"ino")
-        if inode is not None and int(inode) != log_id[1]:
-            return False
-        status = os.stat(f"/proc/{pid}/fd/{fd}")
-    except (OSError, ValueError):
-        return False
-    return (status.st_dev, status.st_ino) == log_id
-
-
-LAUNCHED = "the run launched it"
-SEEN = "it was seen as a member, and its start time agrees"
-WRITES = "it writes to the run's log, through what its guardian opened"
-DESCENDS = "it descends from a member"
-"""Why somebody is a member: in words that follow a "because"."""
-
-
-def find_members(
-    entries: Entries,
-    *,
-    below: Iterable[int] = (),
-    remembered: Iterable[Identity] = (),
-    log_id: LogId | None,
-    spare: Callable[[Iterable[int], Entries], set[int]] | None = None,
-    proved: Mapping[int, str] | None = None,
-    proofs: dict[Identity, str] | None = None,
-) -> set[Identity]:
-    """Return all living members: below a process, remembered, writing to the log, or a descendant of those.
-
-    ``spare`` tells which of them are daemons of somebody else, as ``_daemons`` does. ``proved``: pids that the caller
-    has proved to be members in another way, each with its proof. ``proofs`` takes the proof of each one found.
-    """
-    found = {pid: SEEN for pid, started in remembered if pid in entries and entries[pid].started == started}
-    if log_id is not None:
-        found.update((pid, WRITES) for pid in log_writers(log_id, entries, inherited=True) if pid not in found)
-    found = {**(proved or {}), **found}
-    # Whoever started us is no member, whatever it writes to, and so are its other children.
-    never = ancestors(os.getpid()) | {os.getpid()}
-    roots = set(found) - never
-    pids = (roots | descendants([*below, *roots], entries)) - never
-    if spare is not None:
-        pids -= spare(pids, entries)
-    members = {entries[pid].identity for pid in pids if pid in entries and not entries[pid].dead}
-    if proofs is not None:
-        for member in members:
-            proofs.setdefault(member, found.get(member[0], DESCENDS))
-    return members
-
-
-# ---------------------------------------------------------------------------------------- signalling
-
-
-def open_pidfd(identity: Identity) -> int | None:
-    """Return a descriptor that means exactly this process; ``None``: it is gone, or there are no pidfds."""
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        pidfd = os.pidfd_open(identity[0])
-    except OSError:
-        return None
-    entry = read_entry(identity[0])
-    if entry is None or entry.identity != identity:
-        os.close(pidfd)
-        return None
-    return pidfd
-
-
-def send(identity: Identity, number: int, members: Iterable[Identity]) -> bool:
-    """Signal a member; return whether the kernel took it.
-
-    Refused (``False``) for whatever is not in ``members``, for pid 1 and below, for this process and for its
-    ancestors.
-    """
-    pid = identity[0]
-    if identity not in members or pid <= 1 or pid == os.getpid() or pid in ancestors(os.getpid()):
-        return False
-    pidfd = open_pidfd(identity)
-    try:
-        if pidfd is not None:
-            signal.pidfd_send_signal(pidfd, number)
-            return True
-        entry = read_entry(pid)
-        if entry is None or entry.identity != identity:
-            return False
-        os.kill(pid, number)  # no pidfds here: between the look above and this line lies as little as can be
-    except OSError:
-        return False
-    else:
-        return True
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
-
-
-def takes_sigterm(pid: int) -> str:
-    """Return what SIGTERM would do to a process: ends, calls (a handler of its own), nothing; empty: not known.
-
-    ``status`` does not wait for the process either.
-    """
-    try:
-        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-            lines = dict(line.split(b":", 1) for line in file.read(8192).splitlines() if b":" in line)
-        ignored, caught = int(lines[b"SigIgn"], 16), int(lines[b"SigCgt"], 16)
-    except (OSError, ValueError, KeyError):
-        return ""
-    bit = 1 << (signal.SIGTERM - 1)
-    return "nothing" if ignored & bit else "calls" if caught & bit else "ends"
-
-
-def exit_code_of(pidfd: int) -> int | None:
-    """Return how a process that was not our child ended, as ``Popen.returncode``; ``None``: not known.
-
-    The kernel (6.15 and later) knows it once its parent has waited for it.
-    """
-    buffer = bytearray(64)
-    struct.pack_into("Q", buffer, 0, PIDFD_INFO_EXIT)
-    try:
-        fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
-    except OSError:
-        return None
-    if not struct.unpack_from("Q", buffer, 0)[0] & PIDFD_INFO_EXIT:
-        return None
-    return os.waitstatus_to_exitcode(struct.unpack_from("i", buffer, 60)[0])
-
-
-class Titles:
-    """Command lines, read in daemon threads of our own that may never come back."""
-
-    def __init__(self) -> None:
-        self._known: dict[Identity, str] = {}
-        self._stuck = 0
-
-    def __getitem__(self, identity: Identity) -> str:
-        return self._known.get(identity, "")
-
-    def forget(self) -> None:
-        """Read again what comes next: a process may have executed another program since."""
-        self._known = {}
-
-    def learn(self, identities: Iterable[Identity], *, within: float = 0.2) -> None:
-        """Read those that are not known, at most ``within`` seconds a process that blocks, and eight of those."""
-        todo = deque(identity for identity in identities if identity not in self._known)
-        while todo and self._stuck < 8:
-            reader = threading.Thread(target=self._read, args=(todo, self._known), daemon=True)
-            try:
-                reader.start()
-            except RuntimeError:  # no thread more is allowed here: they stay unknown
-                return
-            reader.join(within)
-            if not reader.is_alive():
-                return
-            self._stuck += 1
-
-    @staticmethod
-    def _read(todo: deque[Identity], known: dict[Identity, str]) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                identity = todo.popleft()
-                with contextlib.suppress(OSError), open(f"/proc/{identity[0]}/cmdline", "rb") as file:
-                    known[identity] = file.read(4096).replace(b"\0", b" ").decode("utf-8", "replace").strip()
-
-
-# -------------------------------------------------------------------------------------------- ending
 
 
 class Ended:
@@ -475,7 +154,7 @@ class Ending:
             workers = sorted(self._workers(living), key=lambda member: member[1])
             self._root = workers[0] if workers else None
         if self._root is not None and self._root in living:
-            self._root_tells_nobody = takes_sigterm(self._root[0]) == "ends"
+            self._root_tells_nobody = _signals.takes_sigterm(self._root[0]) == "ends"
             self._send(self._root, signal.SIGTERM)
         # A stopped process does not even take SIGTERM. Those under a debugger ("t") are left to it.
         for member in living:
@@ -503,7 +182,7 @@ class Ending:
         if not self._root_tells_nobody:
             return False
         for worker in sorted(self._workers(living), key=lambda member: (member[1], member[0])):
-            answer = takes_sigterm(worker[0])
+            answer = _signals.takes_sigterm(worker[0])
             if answer in ("ends", "calls"):
                 self._root, self._root_tells_nobody = worker, answer == "ends"
                 self._send(worker, signal.SIGTERM)
@@ -558,7 +237,7 @@ class Ending:
         """
         found, self._hidden = False, set()
         for pid in self._children() if self._children is not None else ():
-            entry = read_entry(pid)
+            entry = _membership.read_entry(pid)
             if entry is None:
                 found = self._kill_hidden((pid, 0)) or found
                 continue
@@ -585,7 +264,7 @@ class Ending:
 
     def _hidden_children(self) -> set[int]:
         children = self._children() if self._children is not None else ()
-        return {pid for pid in children if read_entry(pid) is None}
+        return {pid for pid in children if _membership.read_entry(pid) is None}
 
     def _ask_hidden(self, child: Identity) -> None:
         """Ask a child of our own to end that /proc does not show: nobody else can have its pid before we reap it."""
@@ -607,7 +286,7 @@ class Ending:
         return True
 
     def _look(self) -> set[Identity]:
-        self._entries = read_entries()
+        self._entries = _membership.read_entries()
         found = set(self._find(self._entries))
         new = found - self._members
         self._members |= new
@@ -628,7 +307,7 @@ class Ending:
         return {member for member in living if TRACKER not in self._titles[member]}
 
     def _send(self, member: Identity, number: int) -> None:
-        if send(member, number, self._members) and number in {signal.SIGTERM, signal.SIGKILL}:
+        if _signals.send(member, number, self._members) and number in {signal.SIGTERM, signal.SIGKILL}:
             self._sent[member] = signal.Signals(number).name
 
     def _later(self, now: float) -> float:
@@ -647,14 +326,18 @@ class Ending:
             "started": member[1],
             "title": self._names.get(member, "")[:LONGEST_TITLE],
             "signal": self._sent.get(member, ""),
-            "proof": self._proofs.get(member, DESCENDS),
+            "proof": self._proofs.get(member, _membership.DESCENDS),
             "seconds": round(self._gone_after.get(member, 0.0), 3),
         }
 
     def _left_alone(self) -> list[dict[str, int | str]]:
         if self._daemons is None:
             return []
-        left = {who: why for who, why in self._daemons.left.items() if who not in self._members and is_alive(who)}
+        left = {
+            who: why
+            for who, why in self._daemons.left.items()
+            if who not in self._members and _membership.is_alive(who)
+        }
         self._titles.learn(left)
         return [
             {"pid": who[0], "started": who[1], "title": self._titles[who], "why": why}
