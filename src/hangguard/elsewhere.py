@@ -1,7 +1,7 @@
 """What a launch may leave outside /dev/shm, and by which names: build locks, rendezvous files, pools of host memory.
 
-Synchronous and standard library only: the guardian loads this file by its path, as it does ``held``, which asks here
-what is worth a closer look. Nothing in here looks at a file.
+Synchronous and standard library only: the guardian imports this file, and ``held``, which asks here what is worth a
+closer look. Nothing in here looks at a file.
 
 The names, each from the source of whoever makes the file:
 

@@ -1,8 +1,8 @@
 """The Python stacks of another process, read from its memory: nothing is stopped, run or opened that it names.
 
 For where ptrace allows only ancestors (Yama's ``ptrace_scope`` 1, Documentation/admin-guide/LSM/Yama.rst): py-spy
-is our child and no ancestor of the members, the guardian is. Standard library only, because the guardian loads
-this package by its path (``python -I -S`` knows no packages), when it is asked the first time.
+is our child and no ancestor of the members, the guardian is. Standard library only, because the guardian imports
+this package (``python -I -S`` knows no others), when it is asked the first time.
 
 All reads go through ``/proc/PID/mem``. It means one address space from its opening on, so that a pid that is
 used again is never read, and unlike process_vm_readv(2) it gives up the wait for the memory-map lock when the
