@@ -26,7 +26,7 @@ from hangguard.supervision.blocking import BlockingHandle, Entered
 from hangguard.supervision.diagnose import WITHIN, adiagnose
 from hangguard.supervision.events import Event
 from hangguard.supervision.found import FoundServer
-from hangguard.supervision.interrupts import blocking_portal
+from hangguard.supervision.interrupts import blocking_portal, call
 from hangguard.supervision.look import Look
 from hangguard.supervision.preflight import WITHIN as PREFLIGHT_WITHIN
 from hangguard.supervision.preflight import apreflight
@@ -62,7 +62,7 @@ def diagnose(
     """
     question = partial(adiagnose, target, url=url, pid=pid, engine=engine, log=log, canary=canary, within=within)
     with blocking_portal() as portal:  # in a thread of its own: it works inside a running loop too
-        return portal.call(question)
+        return call(portal, question)
 
 
 def preflight(
@@ -91,7 +91,7 @@ def preflight(
         apreflight, command, engine=engine, url=url, env=env, cwd=cwd, limits=limits, run_dir=run_dir, within=within
     )
     with blocking_portal() as portal:
-        return portal.call(question)
+        return call(portal, question)
 
 
 def clean_up(
@@ -117,7 +117,7 @@ def clean_up(
     """
     question = partial(aclean_up, run, really=really, run_dir=run_dir, within=within, cleaners=cleaners)
     with blocking_portal() as portal:
-        return portal.call(question)
+        return call(portal, question)
 
 
 def attach(
@@ -211,7 +211,7 @@ class Watch(BlockingHandle):
     def events(self) -> Iterator[Event]:
         """Return the events from now on, as an iterator that ends with the watch."""
         self._check()
-        subscription = self._portal.call(self._watch.events)
+        subscription = call(self._portal, self._watch.events)
         return iter(lambda: self._next_event(subscription), None)
 
     def wait(self, timeout: float | None = None) -> Verdict:

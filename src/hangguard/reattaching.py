@@ -12,6 +12,7 @@ from anyio.from_thread import BlockingPortal
 
 from hangguard.facts import ReachedState, RunStatus, RunStopped
 from hangguard.supervision.blocking import BlockingHandle, Entered
+from hangguard.supervision.interrupts import call
 from hangguard.supervision.reattach import AsyncReattachedRun, AsyncReattachment
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class ReattachedRun(BlockingHandle):
     def events(self) -> Iterator[dict[str, Any]]:
         """Return its events from now on as plain values, as an iterator that ends with the run."""
         self._check()
-        stream = self._portal.call(self._run.events)
+        stream = call(self._portal, self._run.events)
         self._call(stream.begin)
         return iter(lambda: self._call(stream.next_or_none), None)
 

@@ -44,7 +44,7 @@ from hangguard.supervision.block import AsyncSupervision, entered_before
 from hangguard.supervision.events import Event
 from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.handle import AsyncServer
-from hangguard.supervision.interrupts import blocking_portal, holding_interrupts
+from hangguard.supervision.interrupts import HEAR_EVERY, blocking_portal, call, holding_interrupts, result_of
 from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
 from hangguard.supervision.notes import Notes
 from hangguard.supervision.quiet import Quiet
@@ -253,7 +253,7 @@ class Server:
     def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
         self._check()
         try:
-            outcome: T = self._portal.call(method, *args)
+            outcome: T = call(self._portal, method, *args)
         except RuntimeError:
             self._check()  # left by another thread meanwhile: say that, not that some portal does not run
             raise
@@ -261,7 +261,7 @@ class Server:
 
     def _call_plain(self, method: Callable[[], T]) -> T:
         self._check()
-        return self._portal.call(method)
+        return call(self._portal, method)
 
     def _check(self) -> None:
         if self._owner != os.getpid():
@@ -297,7 +297,7 @@ class Supervision(AsyncSupervision):
         try:
             with holding_interrupts():  # so that nothing runs of which nobody knows
                 self._block = self._portal.start_task_soon(self._hold, entered)
-            server = entered.result()
+            server = result_of(entered)
         except BaseException as error:
             self._close_portal(error)
             raise
@@ -346,7 +346,7 @@ class Supervision(AsyncSupervision):
         while not self._block.done():
             try:
                 asked = asked or self._portal.start_task_soon(self._begin_to_leave)
-                wait([self._block])
+                wait([self._block], timeout=HEAR_EVERY)
             except KeyboardInterrupt as again:
                 interrupted = again
                 self.hurry()

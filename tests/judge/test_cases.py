@@ -482,4 +482,7 @@ def test_the_ranks_that_disagree_are_told_apart():
     # C084: the one that waits for the other stands outside its loop, the other waits for work.
     verdict = first(ranks_apart(), "stuck").verdict
     notes = {s.pid: s.note for s in verdict.suspects}
-    assert notes == {FIRST: "outside its idle loop", FIRST + 1: "waits for work"}
+    assert notes == {
+        FIRST: "waits for a peer in all_gather_into_tensor (distributed_c10d.py)",
+        FIRST + 1: "waits for work",
+    }

@@ -161,7 +161,7 @@ def test_somebody_who_stops_it_before_it_is_ready_is_told_to_whoever_waits(tmp_p
 
 def test_it_survives_its_terminal_also_before_it_is_ready(tmp_path):
     with on_a_terminal(tmp_path, 100, "run", "--detach", "--events", tmp_path / "events", "--",
-                       *small(phase_seconds=1.0)) as (running, _, __):  # fmt: skip
+                       *small(phase_seconds=2.0)) as (running, _, __):  # fmt: skip
         running.event("launched")
         folder = folder_of(tmp_path)
         supervisor = state_of(folder)["supervisor"][0]

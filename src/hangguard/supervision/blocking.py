@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from anyio.from_thread import BlockingPortal
 
 from hangguard.errors import WrongProcess
-from hangguard.supervision.interrupts import blocking_portal
+from hangguard.supervision.interrupts import blocking_portal, call
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -31,7 +31,7 @@ class BlockingHandle:
 
     def _call(self, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
         self._check()
-        outcome: T = self._portal.call(method, *args)
+        outcome: T = call(self._portal, method, *args)
         return outcome
 
     def _check(self) -> None:

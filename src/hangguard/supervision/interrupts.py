@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, wait
 from types import FrameType
+from typing import Any, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+T = TypeVar("T")
+
+HEAR_EVERY = 0.2
+"""Seconds after which a thread that waits looks for signals."""
 
 
 @contextlib.contextmanager
@@ -31,6 +38,26 @@ def blocking_portal() -> Iterator[BlockingPortal]:
     else:
         with holding_interrupts():
             context.__exit__(None, None, None)
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for what another thread comes to, and hear signals meanwhile.
+
+    A signal that comes between Python's own look for one and the kernel's wait for a lock waits as long as that lock:
+    a start that an exception of its handler should have ended went on for ever (CPython 3.11, on a busy machine).
+    """
+    while not future.done():
+        wait([future], timeout=HEAR_EVERY)
+    return future.result()
+
+
+@overload
+def call(portal: BlockingPortal, method: Callable[..., Awaitable[T]], *args: object) -> T: ...
+@overload
+def call(portal: BlockingPortal, method: Callable[..., T], *args: object) -> T: ...
+def call(portal: BlockingPortal, method: Callable[..., Any], *args: object) -> Any:
+    """Do as ``portal.call`` does, and hear signals meanwhile."""
+    return result_of(portal.start_task_soon(method, *args))
 
 
 def bare(error: BaseException) -> BaseException | None:
