@@ -81,10 +81,10 @@ def test_a_first_request_that_compiles_in_children_is_no_hang():
 def test_a_worker_that_reads_or_touches_memory_works(grown, said):
     tree = Story(members=(API, WORKER)).goes(1).samples[-1].tree
     earlier, worker = look_of(tree, 0.0), tree.members[1]
-    assert what_works(worker, earlier, 5.0, served(), ()) == ""
-    assert what_works(replace(worker, **grown), earlier, 5.0, served(), ()) == said
+    assert what_works(worker, earlier, 5.0, served(), (), frozenset()) == ""
+    assert what_works(replace(worker, **grown), earlier, 5.0, served(), (), frozenset()) == said
     front = replace(tree.members[0], **grown)
-    assert what_works(front, earlier, 5.0, served(), ()) == "", "a front end reads what clients send"
+    assert what_works(front, earlier, 5.0, served(), (), frozenset()) == "", "a front end reads what clients send"
 
 
 def test_idle_connections_of_a_pool_are_no_requests():

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hangguard.facts import Process, Tree
-from hangguard.judge.progress import BYTE_RATE, CPU_RATE, CPU_RATE_PER_THREAD, CPU_SLACK, FAULT_RATE, FAULT_SLACK
+from hangguard.judge.progress import (
+    BYTE_RATE,
+    CPU_RATE,
+    CPU_RATE_PER_THREAD,
+    CPU_SLACK,
+    FAULT_RATE,
+    FAULT_SLACK,
+    compiles,
+)
 from hangguard.judge.rules import TRACKERS, Rules, matches
 
 
@@ -48,15 +56,38 @@ def used_cpu(process: Process, earlier: Look, t: float) -> bool:
     return before is not None and process.cpu_seconds + process.reaped_cpu_seconds - before[0] > allowed
 
 
-def what_works(process: Process, earlier: Look, t: float, rules: Rules, active: tuple[int, ...]) -> str:
+def below_workers(tree: Tree, rules: Rules) -> frozenset[int]:
+    """Return the pids of all that descend from a worker, as far as the engine names its workers."""
+    parents = {p.pid: p.parent for p in tree.members}
+    named = {p.pid for p in tree.members if rules.workers and is_worker(p, rules)}
+    found = set()
+    for pid, parent in parents.items():
+        above, steps = parent, 0
+        while above in parents and above not in named and steps < len(parents):
+            above, steps = parents[above], steps + 1
+        if above in named:
+            found.add(pid)
+    return frozenset(found)
+
+
+def is_new(process: Process, earlier: tuple[Look, ...]) -> bool:
+    """Say whether it was in none of these looks; never, where there are none."""
+    return bool(earlier) and all(_before(process, look) is None for look in earlier)
+
+
+def what_works(
+    process: Process, earlier: Look, t: float, rules: Rules, active: tuple[int, ...], below: frozenset[int]
+) -> str:
     """Return what shows that a member works on something: a compiler's CPU time, a worker's bytes or page faults.
 
-    A front end is not asked: it answers probes and refuses clients beside every hang.
+    A front end is not asked: it answers probes and refuses clients beside every hang. Nor is who is no compiler and not
+    ``below`` a worker: a shell that asks for the health of the server, or nvidia-smi, every few seconds.
     """
     if matches(TRACKERS, process.title) or matches(rules.front_end, process.title):
         return ""
     if rules.workers and not is_worker(process, rules):
-        return f"{process.name} ({process.pid}), a helper" if process.pid in active else ""
+        helps = process.pid in below or compiles(process)
+        return f"{process.name} ({process.pid}), a helper" if helps and process.pid in active else ""
     before, dt = _before(process, earlier), t - earlier.t
     if before is None:
         return ""

@@ -21,6 +21,7 @@ from hangguard.facts import (
 )
 from hangguard.judge.boards import Boards, is_busy_for_nothing, note_boards, note_product, works
 from hangguard.judge.endings import Told, told_by
+from hangguard.judge.kin import Kin, read_kin
 from hangguard.judge.outside import Outside, note_outside
 from hangguard.judge.phases import Place, advance
 from hangguard.judge.progress import (
@@ -58,6 +59,8 @@ class Memory:
     place: Place = Place()
     phases: tuple[tuple[Phase, float], ...] = ()
     log: LogMemory = LogMemory()
+    kin: Kin = field(default=Kin(), repr=False)
+    """Who lives, and what kinds of processes began and ended in this phase."""
     window: tuple[Reading, ...] = field(default=(), repr=False)
     """The last seconds since anything moved: what activity is told by."""
     wide: tuple[Reading, ...] = field(default=(), repr=False)
@@ -163,13 +166,15 @@ def _note_tree(memory: Memory, sample: Sample) -> Memory:
     tree = sample.tree
     answering = memory.answering | _answering(sample, tree, memory.rules)
     now = reading_of(sample.t, tree, memory.boards, answering)
+    kin, news = read_kin(memory.kin, tree)
     if memory.window:
         active = what_was_active(memory.window, now)
-        memory = _moved(memory, sample.t, progress=progressed_within(memory.wide, now), activity=active)
+        memory = _moved(memory, sample.t, progress=progressed_within(memory.wide, now) or news, activity=active)
     root = memory.root or _root_of(tree)
     return replace(
         memory,
         tree=tree,
+        kin=kin,
         root=root,
         answering=answering,
         departed=tree.departed,
@@ -215,10 +220,11 @@ def _note_log(memory: Memory, sample: Sample) -> Memory:
 
 
 def _place(memory: Memory, place: Place) -> Memory:
-    """Enter a phase; kinds of lines are news again in a new one."""
+    """Enter a phase; kinds of lines and of processes are news again in a new one."""
     if place.phase == memory.place.phase:
         return replace(memory, place=place)
-    return replace(memory, place=place, log=LogMemory(), phases=(*memory.phases, (place.phase, place.since))[-64:])
+    fresh = replace(memory, place=place, log=LogMemory(), kin=memory.kin.forget())
+    return replace(fresh, phases=(*memory.phases, (place.phase, place.since))[-64:])
 
 
 def _note_stacks(memory: Memory, sample: Sample) -> Memory:

@@ -75,8 +75,6 @@ class Reading:
     cpu: tuple[tuple[int, int, float, int], ...] = ()
     """(pid, start time, own and reaped CPU seconds, threads) of every member."""
     orphan_cpu: float = 0.0
-    births: int = 0
-    deaths: int = 0
     minor_faults: int = 0
     read_chars: int = 0
     written_chars: int = 0
@@ -107,8 +105,6 @@ def reading_of(t: float, tree: Tree, boards: Boards, answering: frozenset[tuple[
         t=t,
         cpu=tuple((p.pid, p.started, p.cpu_seconds + p.reaped_cpu_seconds, p.threads) for p in tree.members),
         orphan_cpu=tree.orphan_cpu_seconds,
-        births=tree.births,
-        deaths=tree.deaths,
         minor_faults=tree.minor_faults,
         read_chars=tree.read_chars - sum(p.read_chars or 0 for p in asked),
         written_chars=tree.written_chars - sum(p.written_chars or 0 for p in asked),
@@ -148,8 +144,6 @@ def what_progressed(earlier: Reading, now: Reading) -> str:
         "memory": (abs(now.rss_bytes - earlier.rss_bytes), RSS_STEP),
         "major faults": (now.major_faults - earlier.major_faults, MAJOR_FAULT_RATE * dt + MAJOR_FAULT_SLACK),
         "bytes received": (_received(earlier, now), BYTE_RATE * dt + BYTE_SLACK),
-        "a process began": (now.births - earlier.births, 0),
-        "a process ended": (now.deaths - earlier.deaths, 0),
         "GPU memory": (_gpu_memory_step(earlier, now), GPU_MEMORY_STEP),
     }
     found = next((source for source, (delta, allowed) in grown.items() if delta > allowed), "")

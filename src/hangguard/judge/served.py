@@ -15,8 +15,9 @@ from hangguard.facts import (
     StackFrame,
     Unseen,
 )
-from hangguard.judge.at_work import Look, look_of, used_cpu, what_works, workers_of
+from hangguard.judge.at_work import Look, below_workers, is_new, look_of, used_cpu, what_works, workers_of
 from hangguard.judge.idle import is_idle
+from hangguard.judge.kin import BEGAN, Kin, read_kin
 from hangguard.judge.rules import Rules
 from hangguard.judge.sites import main_thread, site_of_frames
 
@@ -80,7 +81,8 @@ class ServingMemory:
     looks: tuple[Look, ...] = ()
     active: tuple[int, ...] = ()
     """Pids of members that used CPU over the last window."""
-    births: int | None = None
+    kin: Kin = Kin()
+    """Who lives, and what kinds of processes began since it is ready."""
     stood: tuple[Stood, ...] = ()
     restless: tuple[int, ...] = ()
     """Pids of workers that stood somewhere else in the last look than in the one before it."""
@@ -244,7 +246,7 @@ def _demand(memory: ServingMemory, t: float) -> tuple[Demand, str]:
 
 def _note_members(memory: ServingMemory, sample: Sample, rules: Rules) -> ServingMemory:
     if isinstance(sample.tree, Unseen):
-        return _worked(replace(memory, looks=(), active=(), births=None), sample.t, "unseen processes")
+        return _worked(replace(memory, looks=(), active=(), kin=Kin()), sample.t, "unseen processes")
     tree, t = sample.tree, sample.t
     look = look_of(tree, t)
     if memory.looks and t - memory.looks[-1].t > 2 * WINDOW + 2.0:
@@ -253,11 +255,12 @@ def _note_members(memory: ServingMemory, sample: Sample, rules: Rules) -> Servin
     looks = (*(recent or memory.looks[-1:]), look)
     earlier = looks[0]
     active = tuple(p.pid for p in tree.members if used_cpu(p, earlier, t))
-    memory = replace(memory, looks=looks, active=active)
-    if memory.births is not None and tree.births > memory.births:
-        memory = _worked(memory, t, "a process began")
-    memory = replace(memory, births=tree.births)
-    by = next((what for p in tree.members if (what := what_works(p, earlier, t, rules, active))), "")
+    below, known = below_workers(tree, rules), memory.looks[-1:]
+    kin, news = read_kin(memory.kin, tree)
+    memory = replace(memory, looks=looks, active=active, kin=kin)
+    if news == BEGAN or any(is_new(p, known) for p in tree.members if p.pid in below):
+        memory = _worked(memory, t, BEGAN)
+    by = next((what for p in tree.members if (what := what_works(p, earlier, t, rules, active, below))), "")
     return _worked(memory, t, by) if by else memory
 
 
