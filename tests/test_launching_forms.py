@@ -212,6 +212,8 @@ def test_servers_without_tokenizer(venv):
         ("vllm serve M -tp 16 --nnodes 2 --node-rank 1 --headless", False, 1, 8, 2),
         ("vllm serve M -tp 8 -dp 4 -dpl 2 --headless --data-parallel-start-rank 2", False, 0, 16, 2),
         ("vllm serve M -tp 2 -dp 4 --data-parallel-rank 3", True, 0, 2, 4),
+        ("vllm serve M -tp 2 -dp 4 --data-parallel-size-local 0", True, 0, 1, 2),  # the front end alone
+        ("vllm serve M -tp 2 -dp 4 -dpl=0 --nnodes 3", True, 0, 1, 3),
         ("vllm serve M --api-server-count 0", False, 0, 1, 1),
         ("vllm serve M --api-server-count 4", True, 0, 1, 1),
         ("sglang serve M --tp 16 --nnodes 2 --node-rank 0", True, 0, 8, 2),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from asked import API, LOCKED, WORKER, Asked
+from asked import API, IDLE, LOCKED, PREFILL, WORKER, Asked
 from making import BUSY, SERVER, TRACKER, Member, Story, first, frames, gpu, rules, seen, watch
 
 from hangguard.facts import GpuFault, GpuHolder, Unseen
@@ -238,3 +238,59 @@ def test_a_driver_call_while_something_moves_is_not_wedged():
 def test_a_hung_server_is_still_called_stuck_beside_a_healthy_board():
     server = Asked().goes(60, running=4, at=LOCKED)
     assert server.first("stuck") is not None
+
+
+# ------------------------------------------------------------------------------------------ idle servers
+
+
+WORN = [GpuFault(kind="xid", code=63, at=1030.0), GpuFault(kind="remapped-rows", at=1030.0),
+        GpuFault(kind="xid", code=154, at=1030.0), GpuFault(kind="ecc", at=1030.0)]  # fmt: skip
+
+
+def with_worn(fault):
+    return replace(gpu(holders=HELD), faults=(fault,)), Asked()
+
+
+@pytest.mark.parametrize("fault", WORN)
+def test_a_fault_that_a_server_outlives_does_not_break_it_when_its_clients_go_home(fault):
+    board, server = with_worn(fault)
+    server.goes(30, running=4, tokens=200, gpus=(board,)).goes(400, gpus=(board,))
+    assert server.seen() == {"ready"}
+
+
+@pytest.mark.parametrize("fault", WORN)
+def test_nor_when_it_is_silent_for_a_while_long_after_it(fault):
+    board, server = with_worn(fault)
+    server.goes(60, running=4, tokens=200, gpus=(board,))
+    server.goes(12, running=4, gpus=(board,), at=PREFILL, cpu=1.0).goes(5, running=4, tokens=200, gpus=(board,))
+    assert server.seen() == {"ready"}
+
+
+@pytest.mark.parametrize("fault", WORN)
+def test_but_one_after_which_no_answer_came_to_those_who_wait_does(fault):
+    board, server = with_worn(fault)
+    server.goes(16, running=4, tokens=200).goes(30, running=4, gpus=(board,), at=LOCKED)
+    assert server.first("broken").verdict.kind == "hardware"
+
+
+def test_a_board_that_is_lost_breaks_an_idle_server_too():
+    board, server = with_worn(GpuFault(kind="lost", at=1030.0))
+    server.goes(30).goes(5, gpus=(board,))
+    assert server.first("broken").verdict.kind == "hardware"
+
+
+def test_a_worker_once_seen_in_the_driver_is_not_wedged_while_it_serves_and_idles():
+    """Thread states are asked for only while a server is silent: unseen, nobody is still there."""
+    server = Asked()
+    server.story.moves_to(102, *LOCKED, channel="nv_wait_for")
+    server.goes(14, running=4, states="D")
+    server.story.moves_to(102, *IDLE, channel="futex_do_wait")
+    server.goes(20, running=4, tokens=200, hide=("thread_states",)).goes(200, hide=("thread_states",))
+    assert server.seen() == {"ready"}
+
+
+def test_a_worker_that_the_driver_keeps_while_somebody_waits_is():
+    server = Asked()
+    server.story.moves_to(102, *LOCKED, channel="nv_wait_for")
+    server.goes(60, running=4, states="D")
+    assert server.first("broken").verdict.kind == "wedged"

@@ -10,6 +10,7 @@ from hangguard.facts import (
     PHASES,
     Attempt,
     Fallback,
+    IdlePlace,
     Launch,
     Limits,
     LockFile,
@@ -441,3 +442,31 @@ def test_an_unseen_answer_may_be_a_good_one(hide, at, found):
 def test_a_log_that_cannot_be_read_was_perhaps_not_silent_if_somebody_wrote():
     told = loaded(sees_writes=True).goes(300, log=NEVER, writes=50.0)
     assert "stuck" not in seen(watch(told.samples, rules(attached=True)))
+
+
+# ------------------------------------------------------------------------------------------------- machines
+
+
+UP = ("wait threading.py", "get queue.py", "run_busy_loop core.py")
+PLACES = (IdlePlace(loop="run_busy_loop", inside="get|wait"),)
+
+
+def up(**more):
+    """The engine of this machine is up, and the front end waits for those of the others."""
+    return Story().goes(22, **BUSY, lines=("Loading weights took 3 s",)).moves_to(CORE.pid, *UP).goes(300, **more)
+
+
+def test_an_engine_that_is_up_waits_for_those_of_the_other_machines():
+    memories = watch(up().samples, rules(nodes=2, idle_places=PLACES))
+    assert seen(memories) == {"moving", "waiting"}
+    assert memories[-1].verdict.kind == "peers"
+
+
+def test_but_on_one_machine_there_is_nobody_to_wait_for():
+    assert "stuck" in seen(watch(up().samples, rules(idle_places=PLACES)))
+
+
+def test_nor_is_one_of_several_machines_that_stands_somewhere_else_up():
+    told = Story().goes(22, **BUSY, lines=("Loading weights took 3 s",))
+    told.moves_to(CORE.pid, "acquire lock.py", "capture_model runner.py").goes(60)
+    assert "stuck" in seen(watch(told.samples, rules(nodes=2, idle_places=PLACES)))

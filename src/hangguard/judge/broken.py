@@ -10,12 +10,16 @@ from hangguard.judge.endings import ONE_LOOK, how
 from hangguard.judge.memory import Memory
 from hangguard.judge.ranks import rank_of
 from hangguard.judge.rules import TRACKERS, matches
+from hangguard.judge.silence import silent_for
 from hangguard.judge.telling import judged, phase_at
 from hangguard.judge.trouble import BoardFault, InDriver
 
 HANGS_ON = 10.0
 """Seconds that members may outlive a dead one before they count as hanging on. The longest healthy farewell that was
 measured is the 5 s of SGLang before its crash diagnostics; a vLLM tree was gone 3 to 6 s after a death."""
+
+ON_ITS_WAY = 5.0
+"""Seconds after a fault of a board for which answers may still come that it had computed before."""
 
 SIGABRT = 6
 
@@ -41,10 +45,10 @@ def judge_broken(memory: Memory, sample: Sample) -> Broken | None:
 
 def _hardware(memory: Memory, sample: Sample) -> Broken | None:
     trouble = memory.trouble
-    still = quiet_for(memory)
+    still = stalled_for(memory)
     for fault in trouble.faults:
         ours = trouble.may_be_ours(fault)
-        if ours is False or not fault.is_of_the_board:
+        if ours is False or not fault.is_of_the_board or _has_outlived(memory, fault):
             continue
         if (fault.is_broken and ours) or still >= HANGS_ON:
             return judged(
@@ -59,6 +63,13 @@ def _hardware(memory: Memory, sample: Sample) -> Broken | None:
     return None
 
 
+def _has_outlived(memory: Memory, fault: BoardFault) -> bool:
+    """Whether the server has answered since a fault that a program may outlive: a row is remapped once, for good."""
+    if fault.is_broken or memory.ready_at is None or fault.fault.at is None:
+        return False
+    return memory.serving.produced_at > fault.fault.at + ON_ITS_WAY
+
+
 def _codes(fault: BoardFault) -> tuple[Measure, ...]:
     return (Measure(f"GPU {fault.index} Xid", fault.fault.code),) if fault.fault.code is not None else ()
 
@@ -68,7 +79,7 @@ def _codes(fault: BoardFault) -> tuple[Measure, ...]:
 
 def _wedged(memory: Memory, sample: Sample) -> Broken | None:
     """A member that sleeps uninterruptibly inside the driver: no signal ends it, and no relaunch gets the board."""
-    still = quiet_for(memory)
+    still = stalled_for(memory)
     stuck = [w for w in memory.trouble.in_driver if sample.t - w.since >= WEDGED_FOR]
     if not stuck or still < WEDGED_FOR:
         return None
@@ -179,6 +190,16 @@ def _survivor(memory: Memory, process: Process) -> Suspect:
     works = matches(memory.rules.workers, process.title)
     note = "hangs on" if works else "still there"
     return Suspect(pid=process.pid, title=process.title, rank=rank_of(process.title), note=note)
+
+
+def stalled_for(memory: Memory) -> float:
+    """Seconds for which nothing came out that should: of a start, or of a server while somebody waits for an answer.
+
+    0.0: nobody waits. An idle server is as silent as a broken one.
+    """
+    if memory.ready_at is None:
+        return memory.unproductive_for
+    return silent_for(memory) if memory.serving.demand == "strong" else 0.0
 
 
 def quiet_for(memory: Memory) -> float:

@@ -32,11 +32,19 @@ class Kin:
     living: tuple[Relative, ...] | None = None
     """``None``: no look yet."""
     began: frozenset[tuple[int, str]] = frozenset()
+    """(pid of the parent, name) of those that began in this phase."""
     ended: frozenset[tuple[int, str]] = frozenset()
+    """The same of those that ended in it, and in any phase:"""
+    gone: frozenset[tuple[int, str]] = frozenset()
+
+    @property
+    def passing(self) -> frozenset[tuple[int, int]]:
+        """Who is of a kind that comes and goes: where such a one stands says nothing about the launch."""
+        return frozenset(p.identity for p in self.living or () if not p.compiles and (p.parent, p.name) in self.gone)
 
     def forget(self) -> Kin:
         """Return the same where every kind is news again."""
-        return Kin(self.living)
+        return Kin(self.living, gone=self.gone)
 
 
 def read_kin(kin: Kin, tree: Tree) -> tuple[Kin, str]:
@@ -52,5 +60,5 @@ def read_kin(kin: Kin, tree: Tree) -> tuple[Kin, str]:
         news = BEGAN
     elif any(p.compiles or (p.parent, p.name) not in kin.ended for p in gone):
         news = ENDED
-    began = kin.began.union((p.parent, p.name) for p in born)
-    return Kin(living, began, kin.ended.union((p.parent, p.name) for p in gone)), news
+    ended = frozenset((p.parent, p.name) for p in gone)
+    return Kin(living, kin.began.union((p.parent, p.name) for p in born), kin.ended | ended, kin.gone | ended), news

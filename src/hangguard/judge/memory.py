@@ -231,9 +231,9 @@ def _note_stacks(memory: Memory, sample: Sample) -> Memory:
     if isinstance(sample.stacks, Unseen):
         asked = sample.stacks != NOT_ASKED
         return replace(memory, stacks_unseen=sample.stacks.reason, stacks_at=sample.t) if asked else memory
-    agreement, kinds, changed = compare(
-        memory.agreement, sample.stacks, sample.t, memory.kinds_of_stacks, memory.answering
-    )
+    workers = {(s.pid, s.started) for s in sample.stacks if matches(memory.rules.workers, s.title)}
+    but = memory.answering | (memory.kin.passing - workers)
+    agreement, kinds, changed = compare(memory.agreement, sample.stacks, sample.t, memory.kinds_of_stacks, but)
     missing = [f"{s.title}: {s.threads.reason}" for s in sample.stacks if s.is_python and isinstance(s.threads, Unseen)]
     if changed:
         memory = _moved(memory, sample.t, progress="stacks")

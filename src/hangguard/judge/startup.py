@@ -14,7 +14,7 @@ from hangguard.judge.progress import BUSY_LOOKS, WINDOW, active_members, hot_mem
 from hangguard.judge.ranks import suspects
 from hangguard.judge.rules import TRACKERS, Rules, matches
 from hangguard.judge.sites import WITHIN, Found, wait_of
-from hangguard.judge.stillness import may_wake_by_itself, movers, phase_by_stacks, working_members
+from hangguard.judge.stillness import all_wait_for_work, may_wake_by_itself, movers, phase_by_stacks, working_members
 from hangguard.judge.telling import judged, numbers, phase_of
 from hangguard.judge.waits import is_in_vfork, looked_at, waits, waits_for_ours
 
@@ -150,10 +150,7 @@ def _doubt(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> str:
 def _waits_for_a_question(memory: Memory, sample: Sample) -> bool:
     """Whether the server may be up and unasked: on a starved machine the watcher is late as well, by many seconds."""
     listens = isinstance(sample.port, Port) and sample.port.listener is not None
-    if not listens or memory.tree is None:
-        return False
-    workers, sites = working_members(memory.tree, memory.rules), _sites(memory)
-    return bool(workers) and all(_is(sites.get(worker.identity), "work") for worker in workers)
+    return listens and memory.tree is not None and all_wait_for_work(looked_at(memory), memory.tree, memory.rules)
 
 
 # ---------------------------------------------------------------------------------------------------- hot

@@ -73,15 +73,15 @@ def compare(
     stacks: tuple[Stack, ...],
     t: float,
     kinds: frozenset[int],
-    answering: frozenset[tuple[int, int]] = frozenset(),
+    but: frozenset[tuple[int, int]] = frozenset(),
 ) -> tuple[Agreement, frozenset[int], bool]:
     """Return the agreement after one more stack sample, the kinds of stacks seen, and whether that is progress.
 
     It is where a member stands as it never stood before. A loop that goes round through a few functions changes
-    its stack for ever, and gets nowhere: as with lines of the log, only a new kind is news. Where a front end stands
-    that answers our own questions (``answering``) is none.
+    its stack for ever, and gets nowhere: as with lines of the log, only a new kind is news. ``but``: who does
+    not count, as a front end that answers our own questions.
     """
-    told = sorted((s for s in stacks if (s.pid, s.started) not in answering), key=lambda s: (s.pid, s.started))
+    told = sorted((s for s in stacks if (s.pid, s.started) not in but), key=lambda s: (s.pid, s.started))
     signature = tuple(_signature(stack) for stack in told)
     complete = bool(stacks) and all(_is_seen(stack) for stack in stacks)
     now = frozenset(hash(part) for part in signature)
@@ -127,6 +127,13 @@ def working_members(tree: Tree, rules: Rules) -> tuple[Process, ...]:
         return _without_parents(named)  # an engine core waits for its workers as the front end does
     leaves = tuple(p for p in _without_parents(able) if not matches(rules.front_end, p.title))
     return leaves or able
+
+
+def all_wait_for_work(stacks: tuple[Stack, ...], tree: Tree, rules: Rules) -> bool:
+    """Say whether every member that should do the work was seen where it waits for work: then it is up."""
+    found = {(stack.pid, stack.started): wait_of(stack, rules) for stack in stacks}
+    sites = [found.get(p.identity) for p in working_members(tree, rules)]
+    return bool(sites) and all(site is not None and site.waits_for == "work" for site in sites)
 
 
 def _without_parents(processes: tuple[Process, ...]) -> tuple[Process, ...]:

@@ -12,7 +12,7 @@ from hangguard.judge.patience import STALE, UNPROVEN, short
 from hangguard.judge.progress import DISK_WAIT, WINDOW, compiles
 from hangguard.judge.ranks import suspects
 from hangguard.judge.sites import WITHIN, wait_of
-from hangguard.judge.stillness import may_end_from_outside, movers
+from hangguard.judge.stillness import all_wait_for_work, may_end_from_outside, movers
 from hangguard.judge.telling import judged, numbers, phase_of
 
 RUNNABLE = "runnable threads"
@@ -71,7 +71,7 @@ def _peers(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiting
     if still and not rules.answers:
         why = "this node never answers by itself; it may be waiting for the one that does"
         return judged(Waiting, memory, sample, why, "peers")
-    if still and phase in {"import", "dist-init"}:
+    if still and (phase in {"import", "dist-init"} or _is_up(memory)):
         return judged(Waiting, memory, sample, "it may be waiting for the other machines of this launch", "peers")
     if rules.nodes == 1 or memory.unproductive_for < short(rules, phase):
         return None
@@ -85,6 +85,14 @@ def _peers(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiting
         why = "kernels run all the time and nothing is produced: they may be waiting for the other machines"
         return judged(Waiting, memory, sample, why, "peers", numbers=numbers(memory))
     return None
+
+
+def _is_up(memory: Memory) -> bool:
+    """Whether all workers here wait for work: the front end listens once those of the other machines do so too.
+
+    vLLM with data parallel ranks on several machines: the API server waits in ``wait_for_engine_startup`` for them all.
+    """
+    return memory.tree is not None and all_wait_for_work(looked_at(memory), memory.tree, memory.rules)
 
 
 def _outside(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiting | Stuck | None:

@@ -56,6 +56,8 @@ def ranks_and_nodes(flags: Flags, args: tuple[str, ...]) -> tuple[int, int]:
     nodes = _number(args, flags.nodes)
     groups = 1 if has_flag(args, *flags.shares_ranks) else _number(args, flags.data_parallel)
     here = _number(args, flags.data_parallel_here, default=0)
+    if groups > 1 and value_of(args, *flags.data_parallel_here) == "0":
+        return 1, max(nodes, 2)  # only the front end is here, and all that work are elsewhere
     if value_of(args, *flags.data_parallel_rank) is not None:
         here = 1  # one group a launch; the others are launches of their own, here or elsewhere
     if 0 < here < groups:
