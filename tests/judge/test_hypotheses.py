@@ -6,6 +6,7 @@ import pytest
 from asked import IDLE, KERNEL, LOCKED, PREFILL, Asked, served
 from making import BUSY, CORE, SERVER, Member, Story, frames, gpu, rules, watch
 
+from hangguard.engines.generic import GENERIC
 from hangguard.engines.sglang import SGLANG
 from hangguard.facts import (
     NOT_ASKED,
@@ -362,3 +363,34 @@ def test_a_memory_without_any_sample_leaves_everything_open_or_ruled_out():
     assert {f.standing for f in diagnose_memory(memory).findings} <= {"open", "ruled out"}
     assert NOT_ASKED.reason
     assert step(memory, Story().goes(1).samples[0]).tree is not None
+
+
+class TestAnEngineThatNobodyHasDescribed:
+    """A script that starts SGLang: two ranks deadlocked, a detokenizer that waits, and no phase but the first."""
+
+    BY = rules_for(GENERIC, Launch(argv=("./serve.sh",), env=(), cwd="/", url="http://h:1", host="h", port=1))
+    MEMBERS = (
+        Member(90, "/bin/sh ./serve.sh", 1, 1, python=False, works=False, name="sh"),
+        Member(100, "python -m sglang.launch_server", 90, 4, frames("wait subprocess.py")),
+        Member(103, "sglang::detokenizer", 100, 4, frames("recv zmq.py", "event_loop detokenizer.py")),
+        *(
+            Member(101 + n, f"sglang::scheduler_TP{n}", 100, 40, frames("take lock.py", "run scheduler.py"))
+            for n in (0, 1)
+        ),
+    )
+
+    def test_neither_its_ranks_nor_its_phases_are_known_to_be_none(self):
+        memory = hung(by=self.BY, members=self.MEMBERS, seconds=150)
+        assert memory.verdict.verdict == "stuck"
+        assert standing(memory, "communication between the ranks") != "ruled out"
+        assert "2 ranks" in str(finding(memory, "communication between the ranks"))
+        assert not [f for f in diagnose_memory(memory).findings if "come so far" in str(f) or "get that far" in str(f)]
+
+    def test_the_ranks_are_suspected_before_the_helper_that_is_the_only_one_of_its_kind(self):
+        suspects = hung(by=self.BY, members=self.MEMBERS, seconds=150).verdict.suspects
+        assert [s.rank for s in suspects[:2]] == ["TP0", "TP1"]
+        assert "alone here" not in "".join(s.note for s in suspects)
+
+    def test_of_one_process_it_is_not_known_how_many_ranks_it_has(self):
+        memory = hung(by=self.BY, members=self.MEMBERS[:2], seconds=150)
+        assert standing(memory, "communication between the ranks") == "open"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hangguard.facts import Broken, Expired, Finding, Phase, Standing, Stuck
 from hangguard.judge.memory import Memory
 from hangguard.judge.phases import is_later
-from hangguard.judge.ranks import groups, standings
+from hangguard.judge.ranks import groups, ranks_seen, standings
 from hangguard.judge.stood import frames_of_workers, stacks_of, stopped_at
 
 
@@ -47,11 +47,12 @@ def frames_like(memory: Memory, pattern: re.Pattern[str]) -> list[str]:
 def not_there(memory: Memory, name: str, first: Phase) -> Finding:
     """Rule out what begins in a phase that was not reached, or what the stacks do not show."""
     phase = memory.verdict.phase
-    if stopped_at(memory) and not is_later(phase, first) and phase != first:
+    has_phases = bool(memory.rules.markers or memory.rules.stack_markers)  # else it never leaves the first
+    if has_phases and stopped_at(memory) and not is_later(phase, first) and phase != first:
         return found(name, "ruled out", f"it did not come so far: {phase}")
     if frames_of_workers(memory) and is_stopped(memory):
         return found(name, "ruled out", "no worker stands there")
-    return found(name, "open", f"it is in {phase}")
+    return found(name, "open", f"it is in {phase}" if has_phases else "its phases are not known")
 
 
 def said_by_nccl(memory: Memory) -> list[str]:
@@ -73,9 +74,11 @@ def said_by_nccl(memory: Memory) -> list[str]:
 
 def odd_one(memory: Memory) -> list[str]:
     """Return the ranks beside one another, where they do not all stand at the same place."""
-    if memory.tree is None or memory.rules.ranks < 2:
+    if memory.tree is None or max(memory.rules.ranks, len(ranks_seen(memory.tree))) < 2:
         return []
-    together = groups(tuple(s for s in standings(memory.tree, memory.rules, stacks_of(memory)) if s.where))
+    members = [s for s in standings(memory.tree, memory.rules, stacks_of(memory)) if s.where]
+    ranked = [s for s in members if s.rank]
+    together = groups(tuple(ranked if len(ranked) > 1 else members))
     if len(together) < 2:
         return []
     return [f"{', '.join(m.name for m in group[:4])} in {group[0].where[-1]}" for group in together[:4]]

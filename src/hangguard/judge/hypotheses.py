@@ -17,7 +17,7 @@ from hangguard.judge.on_the_gpu import cuda_graphs, drafter, driver, hardware, k
 from hangguard.judge.outside import STALLED_SHARE, THROTTLED_SHARE
 from hangguard.judge.phases import is_later
 from hangguard.judge.progress import compiles
-from hangguard.judge.ranks import prefix_tree, standings
+from hangguard.judge.ranks import prefix_tree, ranks_seen, standings
 from hangguard.judge.sites import WITHIN
 from hangguard.judge.stood import sites_of_workers, stacks_of
 from hangguard.judge.waits import waits_by_presence
@@ -170,7 +170,8 @@ def machine(memory: Memory) -> Finding:
 def between_ranks(memory: Memory) -> Finding:
     """The ranks wait for one another: NCCL, all-reduce, the rendezvous."""
     name = "communication between the ranks"
-    if memory.rules.ranks == 1 and memory.rules.nodes == 1:
+    ranks = max(memory.rules.ranks, len(ranks_seen(memory.tree)))
+    if ranks == 1 and memory.rules.nodes == 1 and memory.rules.workers:  # else nobody knows how many there are
         return found(name, "ruled out", "there is one rank")
     if lines := told(memory, "dist-timeout"):
         return found(name, "confirmed", *lines[:2])
@@ -181,7 +182,8 @@ def between_ranks(memory: Memory) -> Finding:
     if is_stopped(memory) and (memory.verdict.phase == "dist-init" or odd_one(memory)):
         return found(name, "supported", f"it stopped in {memory.verdict.phase}", *odd_one(memory))
     unseen = memory.trouble.communicators_unseen
-    return found(name, "open", f"{memory.rules.ranks} ranks", unseen or "NCCL's own thread names no rank that is late")
+    many = f"{ranks} ranks" if ranks > 1 else "how many ranks there are is not known"
+    return found(name, "open", many, unseen or "NCCL's own thread names no rank that is late")
 
 
 def somebody(memory: Memory) -> Finding:

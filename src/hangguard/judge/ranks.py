@@ -58,6 +58,11 @@ def note_said(said: Said, lines: Iterable[str], noise: tuple[str, ...]) -> Said:
     return Said(tuple(last.items())[-256:], tuple((pid, *counts) for pid, counts in nccl.items())[-256:])
 
 
+def ranks_seen(tree: Tree | None) -> frozenset[str]:
+    """Return the ranks that members call themselves."""
+    return frozenset(rank_of(p.title) for p in tree.members) - {""} if tree is not None else frozenset()
+
+
 def rank_of(title: str) -> str:
     """Return the rank that a title names, as ``DP0 TP1``; "" if it names none."""
     return _rank_in(title.split(" ", 1)[0])
@@ -127,7 +132,8 @@ def suspects(
     first = tuple(_standing(p, None, rules) for p in tree.members if p.identity in stopped)
     members = (*first, *(m for m in members if m.process.identity not in stopped))
     noted = [(_why_odd(m, members, said or Said(), stopped, hot), m) for m in members]
-    ordered = sorted(noted, key=lambda pair: pair[0][0])
+    # Of an engine that nobody has described, those that call themselves ranks come before its other helpers.
+    ordered = sorted(noted, key=lambda pair: (pair[0][0], not pair[1].rank))
     return tuple(replace(_suspect(m.process, m.stack), note=note) for (_, note), m in ordered[:AT_MOST])
 
 
@@ -181,7 +187,8 @@ def _why_odd(
         # Of a collective that was launched a rank's host waits for the kernel: the call itself returns at once.
         return 1, f"not where the others are: {_names(others)} wait for the GPU in {_innermost(others[0])}"
     largest = groups(members)[0]
-    if member not in largest and len(largest) > 1:
+    is_helper = not member.rank and bool(largest[0].rank)
+    if member not in largest and len(largest) > 1 and not is_helper:
         return 2, f"alone here; {_names(largest)} stand in {_innermost(largest[0])}"
     if late := _late_in_nccl(member, members, said):
         return 3, late
