@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hangguard.facts import Attempt, Diagnosis, Listener, Release
+    from hangguard.facts import Attempt, Diagnosis, Finding, Listener, Release
 
 
 def _rebuild(kind: type[HangguardError], args: tuple[Any, ...], fields: dict[str, Any]) -> HangguardError:
@@ -174,7 +174,7 @@ class GaveUp(HangguardError):
         self.retryable = retryable
 
     def text(self) -> str:
-        """Return the story: each attempt, what is ruled out, what to try."""
+        """Return the story: each attempt, what to try, what speaks for it, and what is ruled out."""
         lines = [self.why]
         for attempt in self.history:
             verdict = attempt.verdict
@@ -190,19 +190,32 @@ class GaveUp(HangguardError):
         if self.history and (left := _left_behind(self.history[-1])):
             lines += [left, NO_END]
         if self.diagnosis is not None:
-            lines += [
-                f"{finding.standing}: {finding.hypothesis}"
-                + (f" ({'; '.join(finding.evidence)})" if finding.evidence else "")
-                for finding in self.diagnosis.findings
-                if finding.standing != "open"
-            ]
-            lines += [f"ranks: {line}" for line in self.diagnosis.ranks[:40]]
             lines += [f"try: {advice}" for advice in self.diagnosis.advice]
+            has_ended = bool(self.history) and self.history[-1].verdict.verdict == "exited"
+            lines += _found(self.diagnosis, in_short=has_ended)
         if self.report_path:
             lines.append(f"evidence: {self.report_path}")
         if self.history and self.history[-1].log_path:
             lines.append(f"log: {self.history[-1].log_path}")
         return "\n  ".join(lines)
+
+
+def _found(diagnosis: Diagnosis, *, in_short: bool) -> list[str]:
+    """Return what was found, first what speaks for something; ``in_short``: of what is ruled out the names alone."""
+    lines = [_line_of(f) for f in diagnosis.findings if f.standing in {"confirmed", "supported"}]
+    lines += [f"ranks: {line}" for line in diagnosis.ranks[:40]]
+    ruled_out = [f for f in diagnosis.findings if f.standing == "ruled out"]
+    if in_short and ruled_out:
+        return [*lines, f"ruled out: {', '.join(f.hypothesis for f in ruled_out)} (why: in the evidence)"]
+    return lines + [_line_of(f) for f in ruled_out]
+
+
+def _line_of(finding: Finding) -> str:
+    told: list[str] = []
+    for evidence in finding.evidence:  # a line of the log is often quoted in the next
+        if not any(evidence in other for other in (*told, *(e for e in finding.evidence if len(e) > len(evidence)))):
+            told.append(evidence)
+    return f"{finding.standing}: {finding.hypothesis}" + (f" ({'; '.join(told)})" if told else "")
 
 
 class Permanent(GaveUp):

@@ -394,3 +394,9 @@ class TestAnEngineThatNobodyHasDescribed:
     def test_of_one_process_it_is_not_known_how_many_ranks_it_has(self):
         memory = hung(by=self.BY, members=self.MEMBERS[:2], seconds=150)
         assert standing(memory, "communication between the ranks") == "open"
+
+
+def test_a_machine_under_pressure_ends_no_server():
+    told_ = Story().goes(22, **BUSY, stalls={"cpu": 0.9}).loses(102, -11).loses(101, 0).loses(100, 1).goes(1)
+    memory = watch(told_.samples, rules(**KNOWN))[-1]
+    assert (memory.verdict.verdict, standing(memory, "starved machine")) == ("exited", "open")

@@ -157,6 +157,8 @@ def machine(memory: Memory) -> Finding:
         "kept back by the CPU quota": (outside.share("throttled"), THROTTLED_SHARE),
     }
     high = [f"{share:.0%} of the time {what}" for what, (share, limit) in shares.items() if share and share >= limit]
+    if isinstance(memory.verdict, Exited):
+        return found(name, "open", *(high or ["it has ended"]))  # pressure makes things late, and ends nothing
     if memory.idle_for >= STILL and memory.verdict.kind not in {"disk", "host"}:
         # The machine may be under pressure; whoever sleeps does not feel it.
         return found(name, "ruled out", f"no thread of it waited for a disk or a CPU in {memory.idle_for:.0f} s")
