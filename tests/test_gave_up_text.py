@@ -1,13 +1,14 @@
 """The text of a failure: what to try comes first, and nothing is told twice."""
 
 from hangguard import GaveUp
-from hangguard.facts import Attempt, Diagnosis, Exited, Finding, Stuck
+from hangguard.facts import Attempt, Diagnosis, Exited, Finding, Launch, Stuck
 
 LINE = "RuntimeError: boom"
 
 
 def text(verdict):
-    attempt = Attempt(number=1, argv=("serve",), started_at=0.0, settled_at=1.0, verdict=verdict)
+    launch = Launch(argv=("serve",), env=(), cwd="/", url="http://h:1", host="h", port=1)
+    attempt = Attempt(number=1, launch=launch, verdict=verdict, started_at=0.0, last_movement_at=1.0, settled_at=2.0)
     diagnosis = Diagnosis(
         findings=(
             Finding(hypothesis="the port", standing="ruled out", evidence=("a member listens",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hangguard.facts.asked import AppliedChange, Launch
@@ -320,7 +320,3 @@ class Attempt:
     drained: Drained | None = None
     """How the requests in flight ended before the stop; ``None``: a drain was not asked for, or there was no server
     that had answered."""
-
-    def with_release(self, release: Release) -> Attempt:
-        """Return the record with the proof of its end."""
-        return replace(self, release=release)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from hangguard.facts import NOT_ASKED, Communicator, Gpu, GpuFault, Host, Log, Process, Sample, Stack, Tree, Unseen
 
-XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/ (the Xid catalogue)"
-
+# https://docs.nvidia.com/deploy/xid-errors/, the Xid catalogue.
 BROKEN_XIDS = frozenset({48, 62, 64, 79, 95, 119, 120, 140, 143})
 """Xids after which the catalogue asks for a reset of the board, a reboot or support: uncorrectable memory (48, 64, 95,
 140), the board's own processors (62, 119, 120), its start (143), its place on the bus (79)."""

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from hangguard.facts import Room
 
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse.")
-"""File systems on which a lock or a slow answer may be another machine's; ``fuse.`` of any kind."""
-
 
 def room_at(path: str, proc: str = "/proc") -> Room:
     """Return the room at a path; of one that does not exist, at the nearest folder above it. Blocks.
