@@ -10,8 +10,8 @@ mean that the supervisor is gone.
 The protocol is one JSON object a line, each with ``"v": 1``. The first line is the launch, so that no secret
 of it stands in an argv. Bytes of argv, environment and paths travel as latin-1 text. Requests (``do``):
 launch, stop, hurry, remember, files, heard, stacks, last-words, bye. Answers (``say``): launched, failed, exit, reaped,
-progress, found, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question, and may
-come late, in another order, or not at all; ``heard`` carries that of what was found.
+progress, found, spared, stopped, stacks, last-words, error. Stacks and last words carry the ``id`` of their question,
+and may come late, in another order, or not at all; ``heard`` carries that of what was found.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Guardian:
             self._over = True
             return
         self._proofs[self._root] = _membership.LAUNCHED
-        self._daemons = self._new_daemons()
+        self._daemons = _daemons.Daemons(root_pid=self._root[0], log_id=self._log_id, port=self._port)
         before = None if self._left.before is None else sorted(self._left.before)
         self._line.put("launched", pid=self._root[0], started=self._root[1], log=self._log_id, before=before)
 
@@ -269,7 +269,7 @@ class Guardian:
         elif what == "hurry":
             self._hurry()
         elif what == "remember":
-            self._remembered.update((int(pid), int(started)) for pid, started in message["members"])
+            self._remember({(int(pid), int(started)) for pid, started in message["members"]})
         elif what == "files":
             self._left.remember(_lease.received(message["new"]))
             self._left.forget(_lease.received(message["gone"]))
@@ -286,6 +286,17 @@ class Guardian:
                 self._lose_supervisor()
         else:
             self._complain(f"there is no request {what!r} now")
+
+    def _remember(self, members: set[tuple[int, int]]) -> None:
+        self._remembered |= members
+        if self._daemons is None or self._is_ending() or not self._daemons.may_be_among(members):
+            return
+        # A job of a tmux below is seen to be that one's as long as its shell lives, and then it is a child of ours.
+        with contextlib.suppress(OSError):
+            entries = _membership.read_entries()
+            self._daemons.spare(_membership.descendants([os.getpid()], entries), entries)
+        if (news := self._daemons.news()) is not None:
+            self._line.put("spared", who=news)
 
     def _complain(self, problem: str) -> None:
         self._line.put("error", problem=problem)
@@ -333,14 +344,10 @@ class Guardian:
         """Return who is known, and the search for members, of copies: another thread uses them."""
         known = set(self._remembered) | ({self._root} if self._root is not None else set())
         below, log_id = [os.getpid()], self._log_id
-        spare = None if self._root is None else self._new_daemons().spare  # asked before a launch: nobody is a member
+        spare = None if self._daemons is None else self._daemons.copy().spare  # before a launch nobody is a member
         return known, lambda entries: _membership.find_members(
             entries, below=below, remembered=known, log_id=log_id, spare=spare
         )
-
-    def _new_daemons(self) -> _daemons.Daemons:
-        assert self._root is not None
-        return _daemons.Daemons(root_pid=self._root[0], log_id=self._log_id, port=self._port)
 
     # ------------------------------------------------------------------------------------------- ending
 

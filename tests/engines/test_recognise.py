@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from hangguard.engines import ENGINES, GENERIC, SGLANG, VLLM, engine_named, sglang, vllm
 from hangguard.engines.answered import task_of_architectures
 from hangguard.engines.common import version_key
+from hangguard.engines.counters import CANARY_TOKENS
 from hangguard.errors import BadLaunch
 from hangguard.facts import Launch
 
@@ -151,7 +153,77 @@ def test_sglang_is_asked_whether_it_generates_before_it_is_asked_to(version, rou
     assert SGLANG.ready(launch_of(version=version)).unless_false == (route, "is_generation")
 
 
-@pytest.mark.parametrize("table", [sglang.answers.ANSWERS, vllm.answers.ANSWERS], ids=["sglang", "vllm"])
+HALVES = {
+    "prefill": ["--disaggregation-mode", "prefill"],
+    "decode": ["--disaggregation-mode=decode"],
+    "decode, with underscores": ["--disaggregation_mode", "decode"],
+}
+
+
+@pytest.mark.parametrize("words", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("version", [None, "0.4.6.post5", "0.5.23", "0.6.0"])
+@pytest.mark.parametrize("tokenizes", [True, False])
+def test_a_half_of_a_disaggregated_sglang_is_asked_as_its_own_warm_up_asks_and_nothing_else(words, version, tokenizes):
+    half = replace(launch_of(version=version, tokenizes=tokenizes), argv=("sglang", "serve", "m", *words))
+    request = SGLANG.ready(half)
+    body = json.loads(request.body)
+    assert (request.method, request.path) == ("POST", "/generate")
+    assert (body["bootstrap_host"], body["bootstrap_room"]) == ("2.2.2.2", 0)
+    assert 1 < body["sampling_params"]["max_new_tokens"] <= 8
+    assert request.otherwise == ()  # a request without a room can end a prefill server
+    assert request.unless_false is None
+
+
+def test_the_canary_of_a_half_has_its_room_too_and_only_a_decode_half_is_made_to_generate():
+    prefill, decode = (
+        replace(launch_of(), argv=("sglang", "serve", "m", "--disaggregation-mode", mode))
+        for mode in ("prefill", "decode")
+    )
+    assert SGLANG.canary(prefill) == SGLANG.ready(prefill)
+    body = json.loads(SGLANG.canary(decode).body)
+    assert (body["bootstrap_host"], body["bootstrap_room"]) == ("2.2.2.2", 0)
+    assert body["sampling_params"]["max_new_tokens"] == CANARY_TOKENS
+    assert SGLANG.canary(decode).otherwise == ()
+
+
+def test_a_half_is_known_by_its_config_file_and_a_whole_server_by_null():
+    whole = replace(launch_of(), argv=("sglang", "serve", "m", "--disaggregation-mode", "null"))
+    assert SGLANG.ready(whole) == SGLANG.ready(launch_of())
+    by_file = replace(launch_of(), argv=("sglang", "serve"), file_args=("--disaggregation-mode", "decode"))
+    assert SGLANG.ready(by_file).path == "/generate"
+    assert SGLANG.ready(replace(by_file, answers=False)) is None
+
+
+KV_ROLES = {
+    "kv_producer": '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}',
+    "kv_consumer": '{"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}',
+}
+
+
+@pytest.mark.parametrize("config", KV_ROLES.values(), ids=KV_ROLES)
+def test_the_halves_of_vllm_answer_plain_requests_and_are_asked_those(config):
+    half = replace(launch_of(), argv=("vllm", "serve", "m", "--kv-transfer-config", config))
+    assert VLLM.ready(half) == VLLM.ready(launch_of())
+    assert VLLM.canary(half) == VLLM.canary(launch_of())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-transfer-config", '{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer"}'],
+        ["--kv-transfer-config.kv_connector=P2pNcclConnector"],
+    ],
+)
+def test_a_half_of_vllm_that_an_id_without_a_peer_would_end_is_asked_for_its_health_alone(words):
+    half = replace(launch_of(), argv=("vllm", "serve", "m", *words))
+    request = VLLM.ready(half)
+    assert (request.method, request.path, request.otherwise) == ("GET", "/health", ())
+    assert VLLM.canary(half) is None
+
+
+@pytest.mark.parametrize(
+    "table", [(*sglang.answers.ANSWERS, sglang.answers.HALF), vllm.answers.ANSWERS], ids=["sglang", "vllm"]
+)
 def test_the_table_of_answers_is_well_formed(table):
     for row in table:
         assert row.source

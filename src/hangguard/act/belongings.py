@@ -34,7 +34,6 @@ class Belongings:
         """(device, inode) of what lay in /dev/shm before the launch, or is somebody else's too; ``None``: unseen."""
         self.elsewhere = elsewhere
         self._log_path: bytes | None = None
-        self._port: int | None = None
         self._files: dict[tuple[Any, ...], held.Plain] = {}
         self._files_as_facts: tuple[HeldFile, ...] | None = ()
         """The same; ``None``: to be made again. The state file asks for it every second, and there may be thousands."""
@@ -48,11 +47,7 @@ class Belongings:
             self.shm_before = frozenset((device, inode) for device, inode in answer["before"])
         self.members.add(root)
         self.proofs[root] = _membership.LAUNCHED
-        self._port = message.get("port")
-        self.daemons = self._new_daemons()
-
-    def _new_daemons(self) -> _daemons.Daemons:
-        return _daemons.Daemons(root_pid=self.root[0], log_id=self.log_id, port=self._port)
+        self.daemons = _daemons.Daemons(root_pid=self.root[0], log_id=self.log_id, port=message.get("port"))
 
     # ------------------------------------------------------------------------------------ processes
 
@@ -74,7 +69,7 @@ class Belongings:
 
         The look blocks, and may run in a thread beside others: it changes nothing here.
         """
-        spare = self._new_daemons().spare
+        spare = None if self.daemons is None else self.daemons.copy().spare
 
         def find() -> tuple[set[Identity], dict[Identity, str]]:
             proofs: dict[Identity, str] = {}

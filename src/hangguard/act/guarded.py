@@ -248,6 +248,8 @@ class Guarded:
             self._on_progress(StopProgress(step=message["step"], left=message["left"]))
         elif said == "found":
             self._belongings.add_others(self._told.hear(message))
+        elif said == "spared" and self._belongings.daemons is not None:
+            self._belongings.daemons.hear(message["who"])
         elif said == "stopped":
             self._belongings.add_members((pid, started) for pid, started in message["members"])
             self._told.forget(_lease.received(message["files"]))

@@ -80,7 +80,7 @@ class Daemon:
     """A daemon of somebody else below the launch (tmux, an MPS control daemon, a Ray node …), which was left running.
 
     It executes a known program, in a session of its own, with its output elsewhere and none of this launch's GPUs,
-    ports or shared memory; or it belongs to one that does.
+    ports or shared memory; or it belongs to one that does, or was seen to before those between have ended.
     """
 
     pid: int

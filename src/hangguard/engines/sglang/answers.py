@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hangguard.engines.answered import AUDIO_SECONDS, Answered, request_for
 from hangguard.engines.counters import longer
+from hangguard.engines.sglang.command import half_of
 from hangguard.engines.sglang.releases import LAST_READ, READ
 from hangguard.facts import Launch, LoadRoute, Metric, Request, Task
 
@@ -93,15 +94,41 @@ ANSWERS = (
 )
 
 
+# One half of a disaggregated pair. A request without the room that a router gives to both halves is refused with 400
+# ("Disaggregated request received without bootstrap room id", managers/scheduler.py), and can end the server: a prefill
+# half with several data-parallel groups (an assertion in managers/data_parallel_controller.py), and a decode half with
+# the transfer backend "fake" (seen with 0.5.23: it wants the host). So none of the other rows follows this one.
+# This host stands for no peer at all (FAKE_BOOTSTRAP_HOST, disaggregation/utils.py): this half computes, nothing is
+# transferred, and the prefix cache keeps nothing of it. The server's own warm-up asks in the same words, and so does
+# /health. Seen with 0.5.23 on the CPU: a prefill half with Mooncake, a decode half with Mooncake and with "fake".
+# Eight tokens as there: the first comes with the prompt, and a decode half that is asked for one computes nothing.
+# Rooms are spread over the data-parallel groups by their remainder; this one is the first's.
+HALF = Answered(
+    request=Request(
+        method="POST",
+        path="/generate",
+        body='{"input_ids": [10, 11, 12, 13], '
+        '"sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": true}, '
+        '"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}',
+        task="generate",
+        proof=("output_ids", "meta_info.completion_tokens"),
+    ),
+    source=f"{_OF_SGLANG}, _send_disaggregation_warmup_requests",
+)
+
+
 def ready(launch: Launch) -> Request | None:
     """Return the request that proves the scheduler: ``/v1/models`` and ``/model_info`` answer while it hangs."""
-    return request_for(ANSWERS, launch)
+    return request_for((HALF,) if half_of(launch) else ANSWERS, launch)
 
 
 def canary(launch: Launch) -> Request | None:
-    """Return the request of :func:`ready` with many tokens instead of one."""
+    """Return the request of :func:`ready` with many tokens, where it generates more than one.
+
+    A prefill half never does (``max_new_tokens = 1``, disaggregation/prefill.py): its request is the whole proof.
+    """
     request = ready(launch)
-    return longer(request) if request is not None else None
+    return longer(request) if request is not None and half_of(launch) != "prefill" else request
 
 
 # observability/metrics_collector.py and metrics_reporter.py (metrics/collector.py to 0.5.8).

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hangguard.changes import has_flag
+from hangguard.changes import has_flag, value_of, words_of
 from hangguard.engines import common
 from hangguard.engines.base import Flags
-from hangguard.facts import Task
+from hangguard.facts import Launch, Task
 
 MODULES = ("sglang.launch_server", "hangguard.testing.server")
 """The little server of ``hangguard.testing`` takes SGLang's options and prints its log lines."""
@@ -32,6 +32,15 @@ def recognise(argv: tuple[str, ...]) -> int | None:
     """Find ``sglang serve`` (0.5.3 and later) or ``python -m sglang.launch_server``."""
     index = common.after_console_script(argv, "sglang", "serve")
     return index if index is not None else common.after_python_module(argv, MODULES)
+
+
+def half_of(launch: Launch) -> str:
+    """Return which half of the work it does, ``prefill`` or ``decode``; empty: all of it.
+
+    A router sends every request to one of each.
+    """
+    mode = value_of(words_of(launch), "--disaggregation-mode") or ""
+    return mode if mode in {"prefill", "decode"} else ""
 
 
 def task(args: tuple[str, ...]) -> Task | None:

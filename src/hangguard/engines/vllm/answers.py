@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hangguard.changes import words_of
 from hangguard.engines.answered import AUDIO_SECONDS, Answered, request_for
 from hangguard.engines.counters import longer
 from hangguard.engines.vllm.releases import READ
@@ -101,15 +102,31 @@ ANSWERS = (
 )
 
 
+# Halves of a disaggregated pair (--kv-transfer-config) answer plain requests: NIXL, Mooncake and MoRI-IO of 0.32.0 do
+# nothing where a request names no peer in kv_transfer_params. This connector read the peer from the id of the request,
+# and in releases before it caught that (it is gone in 0.32.0) an id without one ended the engine in its first step:
+# kv_connector/v1/p2p/p2p_nccl_connector.py, save_kv_layer and start_load_kv. Such an id would make it call the peer.
+_PEER_IN_ID = "P2pNcclConnector"
+_HEALTH = Answered(
+    request=Request(method="GET", path="/health"),
+    source=f"{_OF_VLLM}: it listens once its engine has started; this cannot tell a hang later on",
+)
+
+
 def ready(launch: Launch) -> Request | None:
     """Return the request that proves the engine: every other route answers 200 while it hangs."""
-    return request_for(ANSWERS, launch)
+    return request_for((_HEALTH,) if _takes_peers_from_ids(launch) else ANSWERS, launch)
 
 
 def canary(launch: Launch) -> Request | None:
-    """Return the request of :func:`ready` with many tokens instead of one."""
+    """Return the request of :func:`ready` with many tokens instead of one; ``None`` where none may be asked."""
     request = ready(launch)
-    return longer(request) if request is not None else None
+    return longer(request) if request is not None and not _takes_peers_from_ids(launch) else None
+
+
+def _takes_peers_from_ids(launch: Launch) -> bool:
+    """Tell whether the connector is named, in JSON or in the dotted form of the option."""
+    return any(_PEER_IN_ID in word for word in words_of(launch))
 
 
 # v1/metrics/loggers.py. The gauges travel with the engine's output: a hang in the first step of an idle engine
