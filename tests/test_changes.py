@@ -19,7 +19,6 @@ from hangguard.changes import (
 )
 from hangguard.facts import Launch
 
-
 OPTIONS = frozenset(("--max-len", "--max-size", "--data-size", "--data-size-local", "--graph-config", "--eager"))
 
 

@@ -18,7 +18,6 @@ from hangguard.facts import Launch
 from hangguard.redact import redact_argv
 from hangguard.wrappers import unwrap, with_assignment
 
-
 _NOT = "--no-"
 
 

@@ -10,6 +10,7 @@ from hangguard.facts import Launch
 
 DECODE = "--cuda-graph-backend-decode=disabled"
 PREFILL = "--cuda-graph-backend-prefill=disabled"
+BACKENDS = frozenset(("--cuda-graph-backend-decode", "--cuda-graph-backend-prefill"))
 JSON_FULL = '{"decode": {"backend": "full", "max_bs": 8}, "prefill": {"backend": "disabled"}}'
 JSON_OFF = '{"decode": {"backend": "disabled", "max_bs": 8}, "prefill": {"backend": "disabled"}}'
 
@@ -194,8 +195,8 @@ def test_no_change_adds_an_option_that_the_engine_lacks_and_none_changes_twice(a
     ("options", "args", "changed"),
     [
         ({"--cuda-graph-config"}, [f"--cuda-graph-conf={JSON_FULL}"], [f"--cuda-graph-config={JSON_OFF}"]),
-        ({"--cuda-graph-backend-decode", "--cuda-graph-backend-prefill"}, ["--cuda-graph-backend-d", "full"], [DECODE, PREFILL]),
-        ({"--cuda-graph-backend-decode", "--cuda-graph-backend-prefill"}, ["--cuda-graph-backend-d", "disabled", PREFILL], None),
+        (BACKENDS, ["--cuda-graph-backend-d", "full"], [DECODE, PREFILL]),
+        (BACKENDS, ["--cuda-graph-backend-d", "disabled", PREFILL], None),
     ],
 )  # fmt: skip
 def test_an_abbreviated_option_is_edited_in_its_place_and_never_added_twice(options, args, changed):
