@@ -14,9 +14,8 @@ SPINS = {"cpu": 1.0, "states": "RS"}
 """The rates of schedulers of SGLang that wait for work."""
 BUDGETS = limits(waiting=300.0, unclear=100.0)
 IDLE = ("recv zmq.py", "recv_requests scheduler.py", "event_loop scheduler.py")
-ELSEWHERE = ("get queue.py", "get_next_batch scheduler.py", "event_loop scheduler.py")
 LOCKED = ("acquire lock.py", "capture_model runner.py", "load_model runner.py")
-PLACES = (IdlePlace(loop="event_loop", inside="recv|recv_requests|get|get_next_batch"),)
+PLACES = (IdlePlace(loop="event_loop", inside=r"recv|recv_requests|poll\d"),)
 
 # As SGLang 0.5.16 prints on every rank; max_total_num_tokens= and what follows come from the first node only.
 OF_SGLANG = (
@@ -166,8 +165,8 @@ def test_a_front_end_that_cannot_be_read_hides_no_deadlock_of_a_worker():
 
 def test_workers_that_go_round_their_idle_loop_are_ready_though_no_two_looks_are_equal():
     told = started(*OF_SGLANG)
-    for n in range(60):
-        told.moves_to(102, *(IDLE if n % 2 else ELSEWHERE)).goes(3, **SPINS)
+    for n in range(100):
+        told.moves_to(102, f"poll{n % 7} scheduler.py", "event_loop scheduler.py").goes(1, **SPINS)
     memories = watch(told.samples, follower(engine=SGLANG))
     assert memories[-1].verdict.confidence == "high"
     assert memories[-1].ready_at < told.samples[0].t + 120
