@@ -10,6 +10,7 @@ from hangguard.changes import (
     as_shell,
     describe,
     has_flag,
+    spelled_out,
     value_of,
     with_flag,
     with_variable,
@@ -18,9 +19,11 @@ from hangguard.changes import (
 )
 from hangguard.facts import Launch
 
+OPTIONS = frozenset(("--max-len", "--max-size", "--data-size", "--data-size-local", "--graph-config", "--eager"))
 
-def launch_of(*argv, env=()):
-    return Launch(argv=argv, env=tuple(env), cwd="/", url="http://h:1", host="h", port=1)
+
+def launch_of(*argv, env=(), options=None):
+    return Launch(argv=argv, env=tuple(env), cwd="/", url="http://h:1", host="h", port=1, options=options)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +156,47 @@ def test_every_edit_twice_is_the_same_as_once(argv, name, value):
     assert without_flag(gone, name) == gone
     varied = with_variable(launch, "A", "2")
     assert with_variable(varied, "A", "2") == varied
+
+
+@pytest.mark.parametrize(
+    ("word", "full"),
+    [
+        ("--max-l", "--max-len"),
+        ("--max_l=3", "--max-len=3"),
+        ("--e", "--eager"),
+        ("--data-size-", "--data-size-local"),
+        ("--no-eag", "--no-eager"),
+        ("--graph-conf.mode=0", "--graph-config.mode=0"),
+        ("--max", "--max"),  # several: a usage error of the server's
+        ("--data-size", "--data-size"),  # an option of its own, and no abbreviation
+        ("--data_size=2", "--data_size=2"),
+        ("--no-eager", "--no-eager"),
+        ("--other", "--other"),
+        ("--", "--"),
+        ("-e", "-e"),
+        ("max-l", "max-l"),
+    ],
+)
+def test_an_abbreviated_option_is_spelled_out_where_it_can_be_one_only(word, full):
+    assert spelled_out((word, "1"), OPTIONS) == (full, "1")
+    assert spelled_out((word, "1"), None) == (word, "1")
+    assert spelled_out(("--", word), OPTIONS) == ("--", word)
+
+
+def test_an_edit_of_an_abbreviated_option_changes_that_very_word():
+    launch = launch_of("s", "--max_l", "3", "M", "--graph-c={}", options=OPTIONS)
+    assert with_flag(launch, "--max-len", "4").argv == ("s", "--max-len=4", "M", "--graph-c={}")
+    assert with_flag(launch, "--graph-config", "{1}").argv == ("s", "--max_l", "3", "M", "--graph-config={1}")
+    assert without_flag(launch, "--max-len").argv == ("s", "M", "--graph-c={}")
+    assert with_flag(launch, "--max-len", "3") == launch
+    assert with_flag(launch_of("s", "--no-ea", options=OPTIONS), "--eager", replacing=("--no-eager",)).argv[1:] == (
+        "--eager",
+    )
+    assert words_of(launch) == ("s", "--max-len", "3", "M", "--graph-config={}")
+
+
+def test_what_may_be_another_option_is_left_alone_by_an_edit():
+    launch = launch_of("s", "--max", "3", "--data-size", "2", options=OPTIONS)
+    assert with_flag(launch, "--max-len", "4").argv == (*launch.argv, "--max-len=4")
+    assert with_flag(launch, "--data-size-local", "1").argv == (*launch.argv, "--data-size-local=1")
+    assert without_flag(launch, "--max-size", "--data-size-local") == launch

@@ -217,6 +217,37 @@ def test_ranks_of_vllm(venv):
     assert launch.ranks == 8
 
 
+@pytest.mark.parametrize(
+    ("command", "ranks", "nodes"),
+    [
+        ("vllm serve M --tensor-parallel 4", 4, 1),
+        ("vllm serve M --tensor_parallel=4 --nnode 2", 2, 2),
+        ("vllm serve M --data-parallel-size 2", 2, 1),  # no abbreviation of --data-parallel-size-local
+        ("vllm serve M --data-parallel-size 4 --data-parallel-size-l 2", 2, 2),
+        ("python -m sglang.launch_server --model-p M --tp-siz 2", 2, 1),
+        ("python -m sglang.launch_server --model-path M --tensor=16 --nnode=2", 8, 2),
+        ("python -m sglang.launch_server --model-path M --tensor-parallel-sizes 2", 1, 1),
+    ],
+)
+def test_ranks_are_read_from_abbreviated_options_as_argparse_reads_them(venv, tmp_path, command, ranks, nodes):
+    for env in (venv, tmp_path):  # installed there, and nowhere to be found
+        launch, _ = read_command(command, env={"PATH": f"{env}/bin", "HOME": "/nonexistent"}, must_exist=False)
+        assert (launch.ranks, launch.nodes, launch.model) == (ranks, nodes, "M")
+
+
+def test_where_it_answers_is_read_from_abbreviated_options_too(venv):
+    launch, _ = read("vllm serve M --por 8123 --api-k k --served n --head", venv)
+    assert (launch.port, launch.api_key, launch.model, launch.answers) == (8123, "k", "n", False)
+
+
+def test_abbreviations_mean_nothing_where_the_servers_own_words_are_not_known(venv, tmp_path):
+    script = write(tmp_path / "run.sh", "#!/bin/sh\n", executable=True)
+    launch, _ = read(f"{script} --mode fast --port 1 --tensor 4", venv, engine="vllm")
+    assert (launch.model, launch.ranks) == (None, 1)
+    launch, _ = read(f"{script} --p 5 --m fast", venv, url="http://h:7")
+    assert (launch.model, launch.port) == (None, 7)
+
+
 def test_keys_and_embeddings(venv):
     launch, _ = read("vllm serve M --api-key k1 k2 --runner pooling", venv, env={"VLLM_API_KEY": "k3"})
     assert (launch.api_key, launch.task) == ("k1", "embed")

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Port as Port
     from hangguard.facts import Preflight as Preflight
     from hangguard.facts import Process as Process
+    from hangguard.facts import QuietLine as QuietLine
     from hangguard.facts import QuietRoute as QuietRoute
     from hangguard.facts import Ready as Ready
     from hangguard.facts import Release as Release
@@ -164,8 +165,8 @@ _HOMES = {
         "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
         "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch",
         "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric", "Moving",
-        "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
-        "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
+        "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietLine", "QuietRoute", "Ready", "Release",
+        "ReleaseItem", "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
         "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),

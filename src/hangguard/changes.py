@@ -1,20 +1,24 @@
 """Pure edits of a launch: flags and variables in, a changed launch out.
 
 Flags are read as the engines' own parsers read them: ``--x v`` and ``--x=v`` mean the same, underscores and
-dashes mean the same, and of repeated flags the last one wins. Every edit, applied twice, changes nothing more.
+dashes mean the same, of repeated flags the last one wins, and a long one may be abbreviated as far as it stays the
+only one (argparse's ``allow_abbrev``, which vLLM's and SGLang's servers leave on, 0.32.0 and 0.5.23). Which ones there
+are the launch knows (``Launch.options``). Every edit, applied twice, changes nothing more.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hangguard.facts import Launch
 from hangguard.redact import redact_argv
 from hangguard.wrappers import unwrap, with_assignment
+
+_NOT = "--no-"
 
 
 class _Use(NamedTuple):
@@ -46,7 +50,7 @@ def with_flag(launch: Launch, name: str, value: str | None = None, *, replacing:
     names = (name, *replacing)
     word = name if value is None else f"{name}={value}"
     before, argv = _parts(launch)
-    uses = list(_uses(argv, names, switch=value is None))
+    uses = list(_uses(argv, names, switch=value is None, options=launch.options))
     if len(uses) == 1 and uses[0].value == value and _plain(uses[0].flag) == name:
         return launch
     if not uses:
@@ -70,7 +74,7 @@ def with_port(launch: Launch, port: int) -> Launch:
 def without_flag(launch: Launch, *names: str, switch: bool = False) -> Launch:
     """Return the launch without the flags and their values. ``switch``: they take no value."""
     before, argv = _parts(launch)
-    uses = list(_uses(argv, names, switch=switch))
+    uses = list(_uses(argv, names, switch=switch, options=launch.options))
     return replace(launch, argv=(*before, *_cut(argv, uses))) if uses else launch
 
 
@@ -81,8 +85,20 @@ def with_variable(launch: Launch, name: str, value: str) -> Launch:
 
 
 def words_of(launch: Launch) -> tuple[str, ...]:
-    """Return the words that count for the server, last ones first in force: its ``--config`` file's, then its own."""
-    return (*launch.file_args, *_parts(launch)[1])
+    """Return the words that count for the server, last ones first in force: its ``--config`` file's, then its own.
+
+    Options that were abbreviated are spelled out, where it is known which ones the server has.
+    """
+    return spelled_out((*launch.file_args, *_parts(launch)[1]), launch.options)
+
+
+def spelled_out(argv: Sequence[str], options: Collection[str] | None) -> tuple[str, ...]:
+    """Return the words with every abbreviated long option written out; ``options``: all that the server has.
+
+    What could be several of them stays as it is: the server ends with a usage error over it.
+    """
+    end = _end_of_flags(argv)
+    return (*(_spelled_out(word, options) for word in argv[:end]), *argv[end:]) if options else tuple(argv)
 
 
 def describe(before: Launch, after: Launch) -> str:
@@ -120,11 +136,13 @@ def _pieces(launch: Launch) -> list[str]:
     return pieces + [variable for variable in variables if variable not in pieces]
 
 
-def _uses(argv: Sequence[str], names: Iterable[str], *, switch: bool = False) -> Iterator[_Use]:
+def _uses(
+    argv: Sequence[str], names: Iterable[str], *, switch: bool = False, options: Collection[str] | None = None
+) -> Iterator[_Use]:
     wanted = {_plain(name) for name in names}
     end = _end_of_flags(argv)
     for index in range(end):
-        flag, equals, value = argv[index].partition("=")
+        flag, equals, value = _spelled_out(argv[index], options).partition("=")
         if not _is_flag(flag) or _plain(flag) not in wanted:
             continue
         following = argv[index + 1] if index + 1 < end else None
@@ -134,6 +152,22 @@ def _uses(argv: Sequence[str], names: Iterable[str], *, switch: bool = False) ->
             yield _Use(flag, index, index + 1, None)
         else:
             yield _Use(flag, index, index + 2, following)
+
+
+def _spelled_out(word: str, options: Collection[str] | None) -> str:
+    """Return the word with its option written out, where it begins exactly one of these."""
+    flag, equals, value = word.partition("=")
+    named, dot, field = flag.partition(".")  # --compilation-config.mode=0 sets one field of a JSON
+    named = _plain(named)
+    if not options or not named.startswith("--") or len(named) == len("--") or named in options:
+        return word
+    found = [option for option in options if option.startswith(named)]
+    if named.startswith(_NOT):  # argparse.BooleanOptionalAction; the source spells the positive form only
+        positive = "--" + named[len(_NOT) :]
+        if positive in options:
+            return word
+        found += [_NOT + option[2:] for option in options if option.startswith(positive)]
+    return f"{found[0]}{dot}{field}{equals}{value}" if len(set(found)) == 1 else word
 
 
 def _plain(flag: str) -> str:

@@ -10,6 +10,7 @@ from hangguard.facts import Launch
 
 DECODE = "--cuda-graph-backend-decode=disabled"
 PREFILL = "--cuda-graph-backend-prefill=disabled"
+BACKENDS = frozenset(("--cuda-graph-backend-decode", "--cuda-graph-backend-prefill"))
 JSON_FULL = '{"decode": {"backend": "full", "max_bs": 8}, "prefill": {"backend": "disabled"}}'
 JSON_OFF = '{"decode": {"backend": "disabled", "max_bs": 8}, "prefill": {"backend": "disabled"}}'
 
@@ -188,3 +189,17 @@ def test_no_change_adds_an_option_that_the_engine_lacks_and_none_changes_twice(a
         again = each.change(changed)
         assert again is None or again == changed
         assert has_flag(changed.argv, "--tp") == has_flag(launch.argv, "--tp")
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "changed"),
+    [
+        ({"--cuda-graph-config"}, [f"--cuda-graph-conf={JSON_FULL}"], [f"--cuda-graph-config={JSON_OFF}"]),
+        (BACKENDS, ["--cuda-graph-backend-d", "full"], [DECODE, PREFILL]),
+        (BACKENDS, ["--cuda-graph-backend-d", "disabled", PREFILL], None),
+    ],
+)  # fmt: skip
+def test_an_abbreviated_option_is_edited_in_its_place_and_never_added_twice(options, args, changed):
+    launch = launch_of(args, version="0.5.23", options={*options, "--disable-cuda-graph"})
+    after = fallback(SGLANG, "no-cuda-graph").change(launch)
+    assert (list(after.argv[3:]) if after else None) == changed

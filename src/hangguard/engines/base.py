@@ -12,6 +12,7 @@ from hangguard.facts import (
     LoadRoute,
     Marker,
     Metric,
+    QuietLine,
     QuietRoute,
     Request,
     StackMarker,
@@ -109,6 +110,8 @@ class Engine:
     """Where the numbers of requests stand too, fresher than in the metrics; the best first."""
     quiet_routes: tuple[QuietRoute, ...] = ()
     """Where it tells that it sleeps or is paused."""
+    quiet_lines: tuple[QuietLine, ...] = ()
+    """Lines of its log between which it sleeps or is paused."""
     idle_places: tuple[IdlePlace, ...] = ()
     """Where its workers stand while they have nothing to do."""
     idle_spins: bool = False

@@ -57,6 +57,12 @@ def markers_for(engine: Engine, version: str | None) -> tuple[Marker, ...]:
     return tuple(marker for marker in engine.markers if in_range(version, marker.since, marker.until))
 
 
+def telling_of(engine: Engine) -> tuple[str, ...]:
+    """Return the patterns of log lines that must be passed on even out of a flood."""
+    quiet = (pattern for q in engine.quiet_lines for pattern in (q.begins, q.ends))
+    return (*(m.pattern for m in engine.markers), *(s.pattern for s in engine.symptoms), *quiet)
+
+
 def accepts(launch: Launch, option: str, *, since: str | None = None, until: str | None = None) -> bool:
     """Tell whether the launch's engine takes the option.
 
@@ -141,5 +147,16 @@ def functions(*names: str) -> str:
 # uvicorn: 'INFO:     127.0.0.1:60608 - "GET /health HTTP/1.1" 200 OK', with whatever prefix the engine gives
 # it; behind a unix socket the client is empty. Probes of ours make one each: never news.
 ACCESS_LINE = r'INFO:\s+(?:\S+ )?- "[A-Z]+ \S* ?HTTP/[\d.]+" \d{3}'
+
+
+def asked_for(*routes: str) -> str:
+    """Return a pattern for the access line of a POST or GET to one of these routes that was answered with 200.
+
+    From the beginning of the line: a prompt that a server logs may hold anything. The prefix is the time, with which
+    SGLang sets off uvicorn's lines too; what may stand before a route is ``--root-path``.
+    """
+    names = "|".join(re.escape(route) for route in routes)
+    return rf'^(?:\[[^\]]*\] )?INFO:\s+(?:\S+ )?- "(?:POST|GET) [^\s?"]*(?:{names})(?:\?\S*)? HTTP/[\d.]+" 200'
+
 
 TRACKER = r"multiprocessing[. ]+resource_tracker|resource_tracker import main"

@@ -63,6 +63,7 @@ from hangguard.facts.known import Marker as Marker
 from hangguard.facts.known import Metric as Metric
 from hangguard.facts.known import Permission as Permission
 from hangguard.facts.known import Phase as Phase
+from hangguard.facts.known import QuietLine as QuietLine
 from hangguard.facts.known import QuietRoute as QuietRoute
 from hangguard.facts.known import Request as Request
 from hangguard.facts.known import StackMarker as StackMarker

@@ -183,6 +183,17 @@ class QuietRoute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuietLine:
+    """Two lines of the log between which the server sleeps or is paused on purpose, where no route tells that."""
+
+    begins: str
+    """A regular expression; the line that it is found in says that it sleeps."""
+    ends: str
+    """The same for the line that takes this back."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timer:
     """A limit that the engine or one of its libraries has by itself, after which it ends and the evidence is gone."""
 

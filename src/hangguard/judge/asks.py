@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hangguard.facts import Ask
 from hangguard.judge.asking import ask_files
-from hangguard.judge.idle import is_idle
 from hangguard.judge.memory import Memory
-from hangguard.judge.served import CANARY_EVERY, frames_of
-from hangguard.judge.silence import culprits_of, should_spin, silent_for
+from hangguard.judge.served import CANARY_EVERY
+from hangguard.judge.silence import all_idle, culprits_of, should_spin, silent_for
 from hangguard.judge.stillness import APART
 
 LOOK_AFTER = 8.0
@@ -42,7 +41,7 @@ def ask_serving(memory: Memory) -> Ask:
         return Ask(files=ask_files(memory))
     silent = silent_for(memory)
     closer = silent >= LOOK_AFTER and (served.demand != "" or should_spin(memory))
-    every = SELDOM if _all_idle(memory) and served.demand == "weak" else APART if silent < OFTEN_FOR else 3 * APART
+    every = SELDOM if all_idle(memory) and served.demand == "weak" else APART if silent < OFTEN_FOR else 3 * APART
     due = served.stacks_at is None or now - served.stacks_at >= every - 0.5
     return Ask(
         thread_states=closer,
@@ -58,13 +57,24 @@ def _wants_canary(memory: Memory) -> bool:
     """Whether only a request of ours can tell: no good answer lately, nothing works, and the counters do not say."""
     served, now = memory.serving, memory.now
     lately = now - served.moved_at < CANARY_AFTER or now - served.produced_at < ANSWERED_LATELY
-    if served.canary_since is not None or lately or _counters_tell(memory):
+    if served.canary_since is not None or lately or _is_waking(memory) or _counters_tell(memory):
         return False
     wanted = served.demand != "" or should_spin(memory)
     if served.canary_ended_at is None:
         return wanted or now - served.produced_at >= CANARY_IDLE_EVERY
     every = CANARY_EVERY if culprits_of(memory) else served.canary_every if wanted else CANARY_IDLE_EVERY
     return now - served.canary_ended_at >= every
+
+
+def _is_waking(memory: Memory) -> bool:
+    """Whether it was woken lately, and has produced nothing since: weights and cache may come back one by one.
+
+    A request to a SGLang that has its weights again and not its cache can end it.
+    """
+    served = memory.serving
+    if served.woke_at is None or served.produced_at > served.woke_at:
+        return False
+    return memory.now - served.woke_at < CANARY_IDLE_EVERY
 
 
 def _counters_tell(memory: Memory) -> bool:
@@ -77,10 +87,4 @@ def _counters_tell(memory: Memory) -> bool:
     served = memory.serving
     if not served.is_counted or not served.requests:
         return False
-    return not (_all_idle(memory) and silent_for(memory) >= DISTRUST_AFTER)
-
-
-def _all_idle(memory: Memory) -> bool:
-    """Whether every worker was seen to wait for work."""
-    places = memory.rules.idle_places
-    return bool(memory.serving.stood) and all(is_idle(frames_of(s.stack), places) for s in memory.serving.stood)
+    return not (all_idle(memory) and silent_for(memory) >= DISTRUST_AFTER)

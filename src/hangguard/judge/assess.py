@@ -28,10 +28,11 @@ from hangguard.judge.asks import ask_serving
 from hangguard.judge.broken import judge_broken
 from hangguard.judge.endings import reason_of
 from hangguard.judge.farewell import judge_farewell
+from hangguard.judge.followers import cannot_be_seen_ready
 from hangguard.judge.memory import Memory, note
 from hangguard.judge.patience import short
 from hangguard.judge.rules import TRACKERS, Rules, matches
-from hangguard.judge.serving import judge_serving
+from hangguard.judge.serving import UNASKED, judge_serving
 from hangguard.judge.startup import starting
 from hangguard.judge.telling import judged, phase_at, unseen
 from hangguard.judge.waits import with_left_locks
@@ -54,7 +55,7 @@ def step(memory: Memory, sample: Sample) -> Memory:
     """Return the memory after one more sample, its ``verdict`` included."""
     memory = note(memory, sample)
     verdict = _decide(memory, sample)
-    undecided = isinstance(verdict, (Waiting, Unclear))
+    undecided = isinstance(verdict, (Waiting, Unclear)) and verdict.kind != UNASKED
     begun = memory.undecided_since is not None and memory.progress_at < sample.t
     memory = replace(memory, undecided_since=(memory.undecided_since if begun else sample.t) if undecided else None)
     verdict = _out_of_budget(memory, sample, verdict) or with_left_locks(memory, sample, verdict)
@@ -138,6 +139,8 @@ def _out_of_budget(memory: Memory, sample: Sample, verdict: Verdict) -> Verdict 
     """Say that a verdict which decides nothing has stood for too long."""
     if memory.undecided_since is None or (isinstance(verdict, Waiting) and verdict.kind == "quiet"):
         return None  # quiet ends when whoever asked for it said, or when the server wakes
+    if cannot_be_seen_ready(memory):
+        return None  # it may serve well; only its death, or the end of ready_within, says something
     limits = memory.rules.limits
     budget = limits.waiting if isinstance(verdict, Waiting) else limits.unclear
     if sample.t - memory.undecided_since < budget:

@@ -21,6 +21,7 @@ from hangguard.facts import (
 )
 from hangguard.judge.boards import Boards, is_busy_for_nothing, note_boards, note_product, works
 from hangguard.judge.endings import Told, told_by
+from hangguard.judge.followers import has_started, ready_as_far_as_told, resting_since
 from hangguard.judge.kin import Kin, read_kin
 from hangguard.judge.outside import Outside, note_outside
 from hangguard.judge.phases import Place, advance
@@ -37,8 +38,7 @@ from hangguard.judge.progress import (
 from hangguard.judge.ranks import Said, note_said
 from hangguard.judge.rules import Rules, matches
 from hangguard.judge.served import ServingMemory, note_serving
-from hangguard.judge.sites import wait_of
-from hangguard.judge.stillness import Agreement, compare, working_members
+from hangguard.judge.stillness import Agreement, compare
 from hangguard.judge.trouble import Trouble, note_trouble
 
 STRETCH = 2.0
@@ -78,6 +78,8 @@ class Memory:
     kinds_of_stacks: frozenset[int] = field(default=frozenset(), repr=False)
     stacks_at: float | None = None
     stacks_unseen: str = ""
+    resting_since: float | None = None
+    """Of a node that never answers: since which look all its workers have waited for work, in every look."""
     said: Said = field(default=Said(), repr=False)
     """What the log tells of single ranks."""
     outside: Outside = field(default=Outside(), repr=False)
@@ -96,6 +98,8 @@ class Memory:
     oom_kills_before: int | None = None
     oom_kills: int = 0
     ready_at: float | None = None
+    ready_by_guess: str = ""
+    """Why it counts as ready although nobody could see it."""
     boards: Boards = field(default=Boards(), repr=False)
     """What was learned of each GPU, and what the last window says of them."""
     serving: ServingMemory = field(default=ServingMemory(), repr=False)
@@ -230,7 +234,8 @@ def _place(memory: Memory, place: Place) -> Memory:
 def _note_stacks(memory: Memory, sample: Sample) -> Memory:
     if isinstance(sample.stacks, Unseen):
         asked = sample.stacks != NOT_ASKED
-        return replace(memory, stacks_unseen=sample.stacks.reason, stacks_at=sample.t) if asked else memory
+        unseen = replace(memory, stacks_unseen=sample.stacks.reason, stacks_at=sample.t, resting_since=None)
+        return unseen if asked else memory
     workers = {(s.pid, s.started) for s in sample.stacks if matches(memory.rules.workers, s.title)}
     but = memory.answering | (memory.kin.passing - workers)
     agreement, kinds, changed = compare(memory.agreement, sample.stacks, sample.t, memory.kinds_of_stacks, but)
@@ -243,6 +248,7 @@ def _note_stacks(memory: Memory, sample: Sample) -> Memory:
         kinds_of_stacks=kinds,
         stacks_at=sample.t,
         stacks_unseen="; ".join(missing[:3]),
+        resting_since=resting_since(memory, sample.stacks, sample.t),
     )
 
 
@@ -292,8 +298,11 @@ def _note_stretch(memory: Memory, before: Memory, sample: Sample) -> Memory:
 
 
 def _note_answer(memory: Memory, sample: Sample) -> Memory:
-    if memory.ready_at is None and _has_started_without_answers(memory):
-        return _place(replace(memory, ready_at=sample.t), Place("serving", sample.t))
+    if memory.ready_at is None and not memory.rules.answers:
+        started = has_started(memory, sample)
+        guess = "" if started else ready_as_far_as_told(memory)
+        if started or guess:
+            return _place(replace(memory, ready_at=sample.t, ready_by_guess=guess), Place("serving", sample.t))
     good = isinstance(sample.answer, Reply) and sample.answer.state == "good"
     if memory.ready_at is None and (good or _was_ready_before(memory, sample)):
         memory = _place(replace(memory, ready_at=sample.t), Place("serving", sample.t))
@@ -329,19 +338,6 @@ def _note_serving(memory: Memory, sample: Sample) -> Memory:
     )
     tokens = serving.produced_by == "tokens" and serving.produced_at > memory.serving.produced_at
     return replace(memory, serving=serving, boards=note_product(memory.boards) if tokens else memory.boards)
-
-
-def _has_started_without_answers(memory: Memory) -> bool:
-    """Whether a node that never answers by itself is done: its log says so, or all its workers wait for work."""
-    if memory.rules.answers or memory.tree is None:
-        return False
-    if memory.place.phase == "serving":
-        return True
-    if memory.agreement is None or not memory.agreement.holds_since(memory.progress_at):
-        return False
-    found = {s.pid: wait_of(s, memory.rules) for s in memory.agreement.stacks}
-    waits = [found.get(p.pid) for p in working_members(memory.tree, memory.rules)]
-    return bool(waits) and all(site is not None and site.waits_for == "work" for site in waits)
 
 
 def _moved(memory: Memory, t: float, *, progress: str = "", activity: str = "") -> Memory:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hangguard.changes import value_of
+from hangguard.changes import value_of, words_of
 from hangguard.engines.base import Engine
 from hangguard.engines.common import in_range
 from hangguard.facts import Launch, Limits, Phase, Timer
@@ -128,7 +128,7 @@ def early_timers(engine: Engine, launch: Launch, limits: Limits) -> tuple[EarlyT
 def timer_seconds(timer: Timer, launch: Launch) -> float:
     """Return what the timer is set to in this launch: by an option, else by its variable, else its default."""
     env = launch.environment()
-    for text in (value_of(launch.argv, *timer.options) if timer.options else None, env.get(timer.variable or "")):
+    for text in (value_of(words_of(launch), *timer.options) if timer.options else None, env.get(timer.variable or "")):
         try:
             if text:
                 return float(text)

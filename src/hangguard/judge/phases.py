@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from hangguard.facts import PHASES, Marker, Phase, Stack, StackMarker, Unseen
 
@@ -20,6 +21,8 @@ class Place:
     phase: Phase = "import"
     since: float = 0.0
     gap: bool = False
+    said: Literal["", "begin", "end"] = ""
+    """What the last line that told a phase told of it; "": there was none."""
 
 
 def advance(place: Place, lines: Iterable[str], markers: tuple[Marker, ...], t: float) -> Place:
@@ -31,6 +34,7 @@ def advance(place: Place, lines: Iterable[str], markers: tuple[Marker, ...], t: 
                     place = Place(marker.phase, t, marker.gap)
                 elif place.gap and not marker.gap:
                     place = Place(place.phase, place.since)
+                place = replace(place, said="end" if marker.gap else "begin")
                 break
     return place
 

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hangguard.changes import spelled_out
 from hangguard.engines.base import Engine
 from hangguard.engines.common import markers_for
 from hangguard.engines.waiting import EVERYWHERE
-from hangguard.facts import IdlePlace, Launch, Limits, Marker, Phase, StackMarker, Symptom, WaitSite
+from hangguard.facts import IdlePlace, Launch, Limits, Marker, Phase, QuietLine, StackMarker, Symptom, WaitSite
 
 TRACKERS = (r"multiprocessing[./]resource_tracker", r"multiprocessing[./]forkserver")
 """Helpers of Python's own: they wait for others for as long as those live, and work for nobody."""
@@ -24,6 +25,8 @@ class Rules:
     """When ``ready_within`` is over, monotonic."""
     markers: tuple[Marker, ...] = ()
     noise: tuple[str, ...] = ()
+    quiet_lines: tuple[QuietLine, ...] = ()
+    """Lines of the log between which it sleeps or is paused on purpose."""
     stack_markers: tuple[StackMarker, ...] = ()
     wait_sites: tuple[WaitSite, ...] = EVERYWHERE
     """Where threads wait, and for what: the engine's own, then those that all share."""
@@ -67,6 +70,7 @@ def rules_for(
         deadline=deadline,
         markers=markers_for(engine, launch.version),
         noise=engine.noise,
+        quiet_lines=engine.quiet_lines,
         stack_markers=engine.stack_markers,
         wait_sites=(*engine.wait_sites, *EVERYWHERE),
         symptoms=engine.symptoms,
@@ -82,7 +86,7 @@ def rules_for(
         has_counters=bool(engine.metrics),
         learned=learned,
         attached=attached,
-        argv=(*launch.file_args, *launch.argv) if engine.workers else None,
+        argv=spelled_out((*launch.file_args, *launch.argv), launch.options) if engine.workers else None,
         proxy=_proxy(launch),
     )
 

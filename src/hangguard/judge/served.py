@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -88,6 +89,12 @@ class ServingMemory:
     """Pids of workers that stood somewhere else in the last look than in the one before it."""
     stacks_at: float | None = None
     stacks_unseen: str = ""
+    asleep: frozenset[str] = frozenset()
+    """Which of its lines (:attr:`QuietLine.begins`) have said that it sleeps, and were not taken back."""
+    asleep_at: float = 0.0
+    """When the last of them was read."""
+    woke_at: float | None = None
+    """When the last of them was taken back."""
     is_quiet: bool = False
     """Whether stillness is wanted now."""
 
@@ -138,6 +145,7 @@ def note_serving(
     that cannot be told, and ``news`` whether the log had any.
     """
     memory = replace(memory, now=sample.t, produced_at=max(memory.produced_at, ready_at))
+    memory = _note_sleep(memory, sample, rules)
     memory = _note_counters(memory, sample)
     memory = _note_answers(memory, sample)
     memory = _note_clients(memory, sample)
@@ -147,12 +155,29 @@ def note_serving(
     if works or news:
         memory = _worked(memory, sample.t, works or "log")
     quiet = sample.quiet_until is not None and sample.quiet_until > sample.t
-    quiet = quiet or bool(memory.counters and memory.counters.is_asleep)
+    quiet = quiet or bool(memory.asleep) or bool(memory.counters and memory.counters.is_asleep)
     memory = replace(memory, is_quiet=quiet)
     if quiet:
         memory = _worked(memory, sample.t, "quiet, as asked for")
     memory = _note_stacks(memory, sample, rules)
     return _note_demand(memory, sample.t)
+
+
+def _note_sleep(memory: ServingMemory, sample: Sample, rules: Rules) -> ServingMemory:
+    if isinstance(sample.log, Unseen) or not rules.quiet_lines:
+        return memory
+    asleep = set(memory.asleep)
+    for line in sample.log.lines:
+        for quiet in rules.quiet_lines:
+            if re.search(quiet.begins, line):
+                asleep.add(quiet.begins)
+            elif re.search(quiet.ends, line):
+                asleep.discard(quiet.begins)
+    if asleep - memory.asleep:
+        memory = replace(memory, asleep_at=sample.t)
+    if memory.asleep and not asleep:
+        memory = replace(memory, woke_at=sample.t)
+    return replace(memory, asleep=frozenset(asleep))
 
 
 # ------------------------------------------------------------------------------------ what came out
@@ -167,6 +192,8 @@ def _note_counters(memory: ServingMemory, sample: Sample) -> ServingMemory:
             old, new = getattr(before, name), getattr(now, name)
             if old is not None and new is not None and new != old:
                 memory = _produced(memory, min(now.at, sample.t), "tokens")
+                if before.at > memory.asleep_at:  # the line that took it back was missed
+                    memory = replace(memory, asleep=frozenset())
     rates = memory.rates
     if now.generated_tokens is not None:
         rates = (*rates, (now.at, now.generated_tokens))[-KEPT_RATES:]

@@ -32,9 +32,11 @@ from hangguard.judge.served import WINDOW, Stood, frames_of
 from hangguard.judge.silence import (
     STOOD_HOT,
     STOOD_LONG,
+    all_idle,
     awaited_rank,
     busy_words,
     canary_open_for,
+    counts_others,
     culprits_of,
     doubt,
     gpu_may_work,
@@ -72,6 +74,10 @@ CANARY_OPEN = 20.0
 
 CANARY_WITH_STACKS = 10.0
 """The same where a worker stands still outside the places in which it waits for work."""
+
+
+UNASKED = "unasked"
+"""The kind of an unclear verdict over a server that nobody is connected to: it has no budget."""
 
 
 def judge_serving(memory: Memory, sample: Sample) -> Verdict | None:
@@ -134,6 +140,8 @@ def _hung(memory: Memory, sample: Sample) -> Verdict | None:
         why, confidence, first = proof
         why = f"{served.demand_by}, nothing came out for {silent:.0f} s, and {why}"
         return _stuck(memory, sample, why, confidence, first or culprits_of(memory))
+    if unanswered := _unanswered(memory, sample):
+        return unanswered
     if not served.requests:
         return (
             None  # an open connection is no request, and one of ours may stand in a long queue: idle, for all we know
@@ -144,6 +152,18 @@ def _hung(memory: Memory, sample: Sample) -> Verdict | None:
     lacks = may_work or served.stacks_unseen or "no worker was seen to stand still outside its idle loop"
     why = f"{served.demand_by}, and nothing came out for {silent:.0f} s, but {lacks}"
     return _say(Unclear, memory, sample, why, confidence="low")
+
+
+def _unanswered(memory: Memory, sample: Sample) -> Unclear | None:
+    """A test request that nobody takes up is no proof of a hang: so does a server stand that somebody has paused."""
+    served, canary = memory.serving, canary_open_for(memory)
+    if canary < CANARY_OPEN or counts_others(memory) or not all_idle(memory):
+        return None
+    why = (
+        f"a test request was not answered for {canary:.0f} s, but every worker waits for work, and no other request is "
+        "counted: it was paused, or requests get lost on their way to it"
+    )
+    return _say(Unclear, memory, sample, why, UNASKED if served.clients == 0 else "", "low")
 
 
 def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confidence, tuple[Stood, ...]] | None:
@@ -165,7 +185,7 @@ def _proof(memory: Memory, silent: float, *, asked: bool) -> tuple[str, Confiden
         return busy, "medium", ()
     if doubt(memory):
         return None
-    if canary >= CANARY_OPEN:
+    if canary >= CANARY_OPEN and (counts_others(memory) or not all_idle(memory)):
         return f"a test request was not answered for {canary:.0f} s, while nothing works", "medium", ()
     if served.requests and silent >= SILENT_WITHOUT_STACKS and (not served.stood or served.stacks_unseen):
         return "nothing works; judged with the long patience because the stacks were unseen", "medium", ()
@@ -242,6 +262,8 @@ def _going_on(memory: Memory, sample: Sample) -> Ready:
     if requests and served.is_counted:
         still = f", no token for {silent:.0f} s" if not rate and silent >= WINDOW else ""
         return _ready(memory, sample, f"serving: {requests}{tokens}{still}", "high" if silent < SILENT_FOR else "low")
+    if memory.ready_by_guess:
+        return _ready(memory, sample, memory.ready_by_guess, "low")
     if served.demand:
         return _ready(memory, sample, f"idle, as far as it can be told: {served.demand_by}")
     return _ready(memory, sample, "idle: nobody asks")

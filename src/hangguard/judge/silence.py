@@ -51,7 +51,24 @@ def silent_for(memory: Memory) -> float:
 def canary_open_for(memory: Memory) -> float:
     """Return the seconds for which a test request has been open; 0.0: none is."""
     since = memory.serving.canary_since
-    return memory.now - since if since is not None else 0.0
+    return memory.now - max(since, memory.serving.woke_at or since) if since is not None else 0.0
+
+
+def all_idle(memory: Memory) -> bool:
+    """Say whether every worker was seen, and waits for work."""
+    places = memory.rules.idle_places
+    stood = {(s.pid, s.started): s for s in memory.serving.stood}
+    seen = [stood.get(p.identity) for p in workers(memory)]
+    return bool(seen) and all(s is not None and is_idle(frames_of(s.stack), places) for s in seen)
+
+
+def counts_others(memory: Memory) -> bool:
+    """Say whether the server counts a request that is not our own test request."""
+    served = memory.serving
+    if served.canary_since is None or not served.requests:
+        return served.requests > 0
+    before = served.requests_since is not None and served.requests_since < served.canary_since
+    return before or served.requests > 1
 
 
 def workers(memory: Memory) -> tuple[Process, ...]:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 
 from hangguard.facts import Broken, LockFile, Process, Sample, Stack, Stuck, Unclear, Unseen, Verdict, Waiting
+from hangguard.judge.followers import cannot_be_seen_ready
 from hangguard.judge.memory import Memory
 from hangguard.judge.outside import STALLED_SHARE, THROTTLED_SHARE
 from hangguard.judge.patience import STALE, UNPROVEN, short
@@ -33,6 +34,7 @@ def waits(memory: Memory, sample: Sample) -> Waiting | Stuck | None:
         _wanted(memory, sample)
         or _frozen(memory, sample)
         or _peers(memory, sample, movers(memory.tree, memory.rules))
+        or _unseen_follower(memory, sample)
         or _outside(memory, sample, movers(memory.tree, memory.rules))
         or _machine(memory, sample)
     )
@@ -93,6 +95,14 @@ def _is_up(memory: Memory) -> bool:
     vLLM with data parallel ranks on several machines: the API server waits in ``wait_for_engine_startup`` for them all.
     """
     return memory.tree is not None and all_wait_for_work(looked_at(memory), memory.tree, memory.rules)
+
+
+def _unseen_follower(memory: Memory, sample: Sample) -> Waiting | None:
+    """A node that never answers and burns CPU: so SGLang's do that wait for work, and nobody can see where."""
+    if memory.unproductive_for < UNPROVEN or not cannot_be_seen_ready(memory):
+        return None
+    why = "this node never answers by itself; it may have started, and wait for the one that does"
+    return judged(Waiting, memory, sample, why, "peers", numbers=numbers(memory))
 
 
 def _outside(memory: Memory, sample: Sample, able: tuple[Process, ...]) -> Waiting | Stuck | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hangguard.changes import has_flag, value_of
+from hangguard.changes import has_flag, spelled_out, value_of
 from hangguard.delegates import Container, advice_for, delegate_of, read_container
 from hangguard.engines import ENGINES, engine_named
 from hangguard.engines.base import Engine
@@ -59,8 +59,11 @@ def read_command(
         check_exists(argv, given, folder)
 
     seen = _look_at(argv, given, named, folder, reads_files=reads_files)
-    place = _place(seen, folder, url=None if url is None else _filled(url, spare), spare=spare)
     installed = find_installed(seen.engine, argv, variables, folder) if reads_files else Installed()
+    if seen.recognised:
+        options = reading.options_known(seen.engine) | (installed.options or frozenset())
+        seen = seen._replace(args=spelled_out(seen.args, options))
+    place = _place(seen, folder, url=None if url is None else _filled(url, spare), spare=spare)
     flags, args = seen.engine.flags, seen.args
     positional = reading.positional_model(seen.engine, seen.own) if seen.recognised else None
     ranks, nodes = reading.ranks_and_nodes(flags, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from hangguard.changes import has_flag, value_of
@@ -14,6 +15,19 @@ from hangguard.facts import Task
 _LARGEST_MODEL_CONFIG = 4 * 1024 * 1024
 _RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108
 """Ray writes the address of the cluster that runs on this machine there (ray/_private/utils.py, 2.x)."""
+
+
+def options_known(engine: Engine) -> frozenset[str]:
+    """Return the long options that are known of a server, whether its installed source was found or not.
+
+    No other option of vLLM 0.32.0 and SGLang 0.5.23 is the beginning of one of these, so an abbreviation can be told
+    from an option. Of an engine whose options are read nowhere, its parser is not known either: none.
+    """
+    if not engine.option_sources:
+        return frozenset()
+    values = [getattr(engine.flags, part.name) for part in fields(engine.flags)]
+    words = [word for value in values for word in ((value,) if isinstance(value, str) else value or ())]
+    return frozenset(word for word in words if word.startswith("--"))
 
 
 def model_name(engine: Engine, args: tuple[str, ...], positional: str | None) -> str | None:

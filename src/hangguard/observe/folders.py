@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hangguard.changes import value_of
+from hangguard.changes import value_of, words_of
 from hangguard.facts import Launch
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -41,7 +41,7 @@ def download_folders(launch: Launch, *, home: str) -> tuple[Folder, ...]:
     hub = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{hugging_face}/hub"
     # modelscope/utils/file_utils.py: "hub" is a part of the default only.
     model_scope = env.get("MODELSCOPE_CACHE") or f"{cache}/modelscope"
-    given = value_of(launch.argv, "--download-dir")
+    given = value_of(words_of(launch), "--download-dir")
     named = tuple(sorted({f"models--{name.replace('/', '--')}" for name in _repositories(launch.argv)}))
     folders = [Folder(hub, named), Folder(model_scope)]
     if given is not None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from hangguard.changes import value_of
+from hangguard.changes import value_of, words_of
 from hangguard.supervision.found import FoundServer
 
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z))"""
@@ -95,8 +95,8 @@ class Placeholders:
         known |= dict.fromkeys(_users(server), "user")
         if server is not None:
             launch = server.launch
-            env = launch.environment()
-            addresses = [value_of(launch.argv, flag) for flag in _HOST_FLAGS]
+            env, words = launch.environment(), words_of(launch)
+            addresses = [value_of(words, flag) for flag in _HOST_FLAGS]
             addresses += [env.get(name) for name in _HOST_VARIABLES]
             known |= {address.rpartition("://")[2].rsplit(":", 1)[0]: "host" for address in addresses if address}
             known |= dict.fromkeys(_folders(launch.cwd, *launch.argv), "path")
@@ -172,8 +172,8 @@ def _folders(*words: str) -> set[str]:
 
 def _models(server: FoundServer) -> set[str]:
     """The model as it is given, as it is served, and by the last part of its path."""
-    launch, flags = server.launch, server.engine.flags
-    given = {launch.model, value_of(launch.argv, *flags.model), value_of(launch.argv, *flags.served_name)}
+    launch, flags, words = server.launch, server.engine.flags, words_of(server.launch)
+    given = {launch.model, value_of(words, *flags.model), value_of(words, *flags.served_name)}
     names = {name for name in given if name}
     names |= {name.replace("/", "--") for name in names} | {name.rstrip("/").rpartition("/")[2] for name in names}
     return {name for name in names if len(name) >= 3}

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from hangguard.elsewhere import Elsewhere
+from hangguard.engines.common import telling_of
 from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.facts import AppliedChange, Launch
 from hangguard.judge import rules_for, start
@@ -128,7 +129,7 @@ def target_of(run: Run, launch: Launch, guarded: Guard, log_path: str | None, el
         root=(guarded.pid, guarded.started),
         log_path=log_path,
         launch=launch,
-        telling=(*(m.pattern for m in run.engine.markers), *(s.pattern for s in run.engine.symptoms)),
+        telling=telling_of(run.engine),
         health_path=run.engine.health_path,
         request=run.engine.ready(launch) if run.engine.ready else None,
         metrics_path=run.engine.metrics_path,

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
+from hangguard.engines.common import telling_of
 from hangguard.engines.counters import canary_for, load_routes_for, metrics_for
 from hangguard.facts import Ask, Exit, Limits, Sample, Unseen
 from hangguard.judge import Rules, rules_for
@@ -96,7 +97,7 @@ async def watching(server: FoundServer, *, log: str | None, limits: Limits) -> A
             root=server.identity,
             log_path=opened.path if isinstance(opened, OpenLog) else None,
             launch=server.launch,
-            telling=(*(m.pattern for m in engine.markers), *(s.pattern for s in engine.symptoms)),
+            telling=telling_of(engine),
             health_path=engine.health_path,
             metrics_path=engine.metrics_path,
             metrics=metrics_for(engine, server.launch.version),

@@ -7,7 +7,7 @@ from hangguard.engines.common import TRACKER
 from hangguard.engines.sglang.answers import LOAD_ROUTES, METRICS, canary, ready
 from hangguard.engines.sglang.command import FLAGS, OPTION_SOURCES, recognise, task
 from hangguard.engines.sglang.fallbacks import FALLBACKS
-from hangguard.engines.sglang.log import MARKERS, NOISE, SYMPTOMS
+from hangguard.engines.sglang.log import MARKERS, NOISE, QUIET_LINES, SYMPTOMS
 from hangguard.engines.sglang.stacks import IDLE_PLACES, STACK_MARKERS, WAIT_SITES
 from hangguard.engines.sglang.timers import TIMERS
 
@@ -43,6 +43,7 @@ SGLANG = Engine(
     metrics_on="--enable-metrics",
     metrics_hint="SGLang counts only when it was started with --enable-metrics",
     load_routes=LOAD_ROUTES,
+    quiet_lines=QUIET_LINES,
     canary=canary,
     fallbacks=FALLBACKS,
 )

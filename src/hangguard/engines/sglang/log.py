@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangguard.engines import common, symptoms
 from hangguard.engines.sglang.releases import RAN, READ
-from hangguard.facts import Marker, Symptom
+from hangguard.facts import Marker, QuietLine, Symptom
 
 MARKERS = (
     Marker(pattern=r"server_args=", phase="import", source=f"{RAN}; before any child exists"),
@@ -86,6 +86,21 @@ NOISE = (
     r"Health check failed\. Server couldn't get a response",
     # --log-requests: a front end takes requests in beside a hung scheduler (srt/managers/tokenizer_manager.py).
     r"\] Receive: obj=",
+)
+
+# No route tells it. Both last until they are taken back, whatever becomes of the other. Access lines are printed once
+# the route has answered, unless --log-level-http (or --log-level) is above info.
+QUIET_LINES = (
+    QuietLine(
+        begins=common.asked_for("/pause_generation"),
+        ends=common.asked_for("/continue_generation"),
+        source="srt/entrypoints/http_server.py, 0.5.23: the schedulers poll, and run no batch (_engine_paused)",
+    ),
+    QuietLine(
+        begins=common.asked_for("/release_memory_occupation"),
+        ends=common.asked_for("/resume_memory_occupation"),
+        source="srt/entrypoints/http_server.py, 0.5.23, GET and POST: weights or KV cache are not there",
+    ),
 )
 
 SYMPTOMS = (
