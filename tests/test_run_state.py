@@ -159,7 +159,14 @@ def test_with_a_nasty_number_anywhere_nothing_raises_and_the_other_runs_are_seen
             found = read_run(folder.path)
             damaged += isinstance(found.state, Unseen)
     assert damaged > 100
-    for path in ("began",), ("supervisor", 0), ("supervisor", 1), ("port",), ("shm_before", 0, 1), ("gpus_before", 0, 1):
+    for path in (
+        ("began",),
+        ("supervisor", 0),
+        ("supervisor", 1),
+        ("port",),
+        ("shm_before", 0, 1),
+        ("gpus_before", 0, 1),
+    ):
         for nasty in NASTY:
             write(folder, with_in_it(document, path, nasty))
             runs = {run.run_id: run.state for run in list_runs(os.path.dirname(folder.path))}

@@ -137,7 +137,17 @@ async def test_a_place_that_cannot_be_written_is_no_fault(monkeypatch):
         assert await patience_learned(LAUNCH, ()) == ()
 
 
-NASTY = ("1e999", "-Infinity", "NaN", str(10**400), str(-(10**400)), "1" * 5000, "true", '"' + "9" * 100_000 + '"', "[]")
+NASTY = (
+    "1e999",
+    "-Infinity",
+    "NaN",
+    str(10**400),
+    str(-(10**400)),
+    "1" * 5000,
+    "true",
+    '"' + "9" * 100_000 + '"',
+    "[]",
+)
 
 
 @pytest.mark.parametrize("nasty", NASTY)

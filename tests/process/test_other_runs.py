@@ -2,7 +2,6 @@
 """Whoever cleans one run ends nobody of another, also where that was started within it and carries its mark."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
