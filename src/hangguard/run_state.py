@@ -17,6 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -239,15 +240,21 @@ def _made(kind: type[T], document: object, where: str) -> T:
     """Return the dataclass of these values: each of the type that it should have, and none that is not known."""
     if not isinstance(document, Mapping):
         raise ValueError(f"{where} is no object")  # noqa: TRY004
-    hints = typing.get_type_hints(kind)
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(document) - known):
+    hints = _hints(typing.cast("Any", kind))
+    if unknown := sorted(set(document) - hints.keys()):
         raise ValueError(f"{where} has a field {unknown[0][:60]!r} that is not known here")
     values = {name: _value(hints[name], value, f"{where}.{name}") for name, value in document.items()}
     try:
         return kind(**values)
     except TypeError:
         raise ValueError(f"{where} is not whole") from None
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's fields. They are compiled from text: 0.1 ms, for each of thousands of files."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _value(kind: Any, value: object, where: str) -> object:
