@@ -159,21 +159,21 @@ def test_with_a_nasty_number_anywhere_nothing_raises_and_the_other_runs_are_seen
             found = read_run(folder.path)
             damaged += isinstance(found.state, Unseen)
     assert damaged > 100
-    for path in (
+    base = os.path.dirname(folder.path)
+    folders = [open_run_folder(base) for _ in NASTY]
+    for path in [
         ("began",),
         ("supervisor", 0),
         ("supervisor", 1),
         ("port",),
         ("shm_before", 0, 1),
         ("gpus_before", 0, 1),
-    ):
-        for nasty in NASTY:
-            write(folder, with_in_it(document, path, nasty))
-            runs = {run.run_id: run.state for run in list_runs(os.path.dirname(folder.path))}
-            assert isinstance(runs[beside.run_id], RunState)
-            assert {now.standing for now in look_at_runs(list_runs(os.path.dirname(folder.path)))} <= {
-                "over", "unreadable"
-            }  # fmt: skip
+    ]:
+        for one, nasty in zip(folders, NASTY, strict=True):
+            write(one, with_in_it({**document, "run_id": one.run_id}, path, nasty))
+        runs = list_runs(base)
+        assert isinstance({run.run_id: run.state for run in runs}[beside.run_id], RunState)
+        assert {now.standing for now in look_at_runs(runs)} == {"over", "unreadable"}
 
 
 @pytest.mark.parametrize("nasty", ["1e999", "NaN", "-Infinity", str(10**400), str(-(10**400))])
