@@ -27,7 +27,7 @@ LONG = frozenset(
         # Calls into the driver that never return, each until its deadline.
         "test_faults.py", "test_preflight_gpus.py",
         # Other namespaces, pids and inodes that are given away.
-        "test_attacks_long.py",
+        "test_attacks_long.py", "test_started_again.py",
         # A gigabyte, really written; requests that are let finish, for as long as they take.
         "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
         # Runs in the background, and such whose supervisor is killed: a dozen commands each.

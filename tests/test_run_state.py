@@ -9,12 +9,30 @@ import pytest
 
 from hangguard.act.leftovers import look_at_runs
 from hangguard.facts import HeldFile, RunState, Unseen
-from hangguard.run_state import MOST_BYTES, SCHEMA, STATE, list_runs, read_run, this_place, why_elsewhere, write_state
+from hangguard.run_state import (
+    MOST_BYTES,
+    SCHEMA,
+    STATE,
+    is_same_memory,
+    list_runs,
+    read_run,
+    this_place,
+    why_elsewhere,
+    write_state,
+)
 from hangguard.store import open_run_folder
 
 NO_STATES = [
     "1", "[]", "null", '"x"', "{}", '{"schema": 1}', "NaN", '{"schema": 1, "run_id": 5}', "\ufeff{}", "{'schema': 1}",
 ]  # fmt: skip
+
+
+NASTY = (
+    "1e999", "-1e999", "NaN", "Infinity", "-Infinity", "1e308", str(10**400), str(-(10**400)), "1" * 5000,
+    str(1 << 64), str(1 << 63), "-1", "0", "true", "false", "null", '"' + "9" * 100_000 + '"', '"\\u0000"',
+    '"\\ud800"', "[]", "{}", "[[[]]]", "1.5", "-0.0",
+)  # fmt: skip
+"""What JSON may hold where a number should be."""
 
 
 @pytest.fixture
@@ -112,6 +130,78 @@ def test_a_field_that_is_not_what_it_should_be_spoils_it(folder, changed, says):
     assert says in why(folder)
 
 
+def places_in(value, path=()):
+    """Yield the path of everything in a document: of each object's fields, and of each list's first item."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield (*path, name)
+        yield from places_in(inner, (*path, name))
+
+
+def with_in_it(document, path, nasty):
+    """Return the document as text, with something nasty in the place."""
+    document = json.loads(json.dumps(document))
+    inner = document
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = "here it goes"
+    return json.dumps(document).replace('"here it goes"', nasty)
+
+
+def test_with_a_nasty_number_anywhere_nothing_raises_and_the_other_runs_are_seen(folder):
+    beside = open_run_folder(os.path.dirname(folder.path))
+    write_state(beside, state_of(beside))
+    document = json.loads(json.dumps({"schema": SCHEMA, **asdict(state_of(folder))}))
+    damaged = 0
+    for path in places_in(document):
+        for nasty in NASTY:
+            write(folder, with_in_it(document, path, nasty))
+            found = read_run(folder.path)
+            damaged += isinstance(found.state, Unseen)
+    assert damaged > 100
+    base = os.path.dirname(folder.path)
+    folders = [open_run_folder(base) for _ in NASTY]
+    for path in [
+        ("began",),
+        ("supervisor", 0),
+        ("supervisor", 1),
+        ("port",),
+        ("shm_before", 0, 1),
+        ("gpus_before", 0, 1),
+    ]:
+        for one, nasty in zip(folders, NASTY, strict=True):
+            write(one, with_in_it({**document, "run_id": one.run_id}, path, nasty))
+        runs = list_runs(base)
+        assert isinstance({run.run_id: run.state for run in runs}[beside.run_id], RunState)
+        assert {now.standing for now in look_at_runs(runs)} == {"over", "unreadable"}
+
+
+@pytest.mark.parametrize("nasty", ["1e999", "NaN", "-Infinity", str(10**400), str(-(10**400))])
+@pytest.mark.parametrize("path", [("began",), ("supervisor", 0), ("port",), ("log_id", 1)])
+def test_a_number_that_nothing_can_have_is_damage(folder, path, nasty):
+    document = json.loads(json.dumps({"schema": SCHEMA, **asdict(state_of(folder))}))
+    write(folder, with_in_it(document, path, nasty))
+    assert "damaged" in why(folder)
+
+
+def test_the_largest_numbers_of_the_kernel_are_read(folder):
+    most = (1 << 64) - 1
+    state = replace(state_of(folder), log_id=(most, most), shm_before=((0, most),), exit_code=-9, began=-1.5)
+    write_state(folder, state)
+    assert read_run(folder.path).state == state
+
+
+def test_a_state_of_before_the_place_told_of_shared_memory_is_read(folder):
+    document = json.loads(json.dumps({"schema": SCHEMA, **asdict(state_of(folder))}))
+    for name in ("first_started", "shared_memory"):
+        del document["place"][name]
+    write(folder, json.dumps(document))
+    state = read_run(folder.path).state
+    assert (state.place.first_started, state.place.shared_memory) == (None, None)
+    assert why_elsewhere(state, this_place()) == ""
+    assert is_same_memory(state, this_place()) is None
+
+
 def test_what_is_too_large_is_not_read(folder):
     write_state(folder, state_of(folder))
     os.truncate(folder.file(STATE), MOST_BYTES + 1)
@@ -186,6 +276,9 @@ def test_the_folder_of_a_run_in_a_temporary_place_is_found_by_its_path(folder, t
         ({"host": "h"}, ""),  # renamed, or a container that shares our pid namespace
         ({"pid_namespace": "pid:[1]"}, "another pid namespace"),
         ({"user": 12345}, "user 12345"),
+        ({"first_started": 2**40}, "another pid namespace"),  # its number was given again
+        ({"first_started": None}, ""),  # hidden then, or not noted
+        ({"shared_memory": "0:1"}, ""),
     ],
 )
 def test_its_numbers_mean_something_only_where_they_were_noted(folder, changed, says):

@@ -149,4 +149,7 @@ def _lesson_of(entry: Mapping[str, Any]) -> Lesson:
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return 0.0
-    return float(value) if math.isfinite(value) and value > 0.0 else 0.0
+    try:
+        return float(value) if math.isfinite(value) and value > 0.0 else 0.0
+    except OverflowError:  # an integer of more than 308 digits
+        return 0.0

@@ -8,19 +8,22 @@ What it says is a hint all the same. The kernel is asked again before anything i
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import stat
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hangguard.errors import NoSuchRun
 from hangguard.facts import FoundRun, Place, RunState, RunStatus, Unseen
+from hangguard.observe.procfs import read_started
 from hangguard.store import RUN_ID, TEMPORARY, RunFolder, places_of_runs, write_private
 
 STATE = "state.json"
@@ -29,6 +32,9 @@ MOST_BYTES = 16 << 20
 """Of a state file: ten thousand files of members are a tenth of that."""
 MOST_RUNS = 500
 """The newest folders of one place; their names begin with the time of their start."""
+
+_NUMBERS = range(-(1 << 63), 1 << 64)
+"""What the kernel counts in: with a larger one for a pid there is not even a path in ``/proc`` to ask about."""
 
 T = TypeVar("T")
 
@@ -40,7 +46,32 @@ def this_place() -> Place:
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
         pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
         user=os.geteuid(),
+        first_started=_first_started(),
+        shared_memory=_shared_memory(),
     )
+
+
+def _first_started() -> int | None:
+    try:
+        return read_started(1)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _shared_memory() -> str | None:
+    """Return which file system /dev/shm is, through whatever mount it is seen.
+
+    A new tmpfs gets the device number and the mount id of one that is gone, and numbers its files from 2 again; its
+    ``f_fsid`` is made of a random UUID (mm/shmem.c, Linux 5.13). Before 5.9 inodes were numbered for all of the kernel,
+    also that of the root, which is 1 since. In between nothing tells.
+    """
+    try:
+        found, system = os.stat("/dev/shm"), os.statvfs("/dev/shm")  # noqa: PTH116, S108 - nothing is made there
+    except OSError:
+        return None
+    if system.f_fsid == 0 and found.st_ino == 1:
+        return None
+    return f"{found.st_dev}:{system.f_fsid:x}" if system.f_fsid else f"{found.st_dev}:root {found.st_ino}"
 
 
 def write_state(folder: RunFolder, state: RunState) -> None:
@@ -56,7 +87,12 @@ def list_runs(run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, 
 
     Blocks. Raises :class:`OSError` for a folder that is there and cannot be listed.
     """
-    return tuple(map(read_run, _folders(run_dir)[:MOST_RUNS]))
+    return tuple(map(read_run, run_folders(run_dir)))
+
+
+def run_folders(run_dir: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
+    """Return the folders of those runs. Blocks; raises as :func:`list_runs`."""
+    return tuple(_folders(run_dir)[:MOST_RUNS])
 
 
 def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRun | tuple[FoundRun, ...] | Unseen:
@@ -132,9 +168,21 @@ def why_elsewhere(state: RunState, here: Place) -> str:
         return f"it ran on {there.host}, and this is {here.host}"
     if there.boot_id != here.boot_id:
         return "the machine was started again since"
-    if there.pid_namespace != here.pid_namespace:
+    firsts = {there.first_started, here.first_started} - {None}
+    if there.pid_namespace != here.pid_namespace or len(firsts) > 1:
         return "it ran in another pid namespace (another container), where its pids mean other processes"
     return ""
+
+
+def is_same_memory(state: RunState, here: Place) -> bool | None:
+    """Return whether /dev/shm is here the file system that the run had; ``None``: nobody can tell.
+
+    In a container that was started again, or has a /dev/shm of its own, a noted (device, inode) is another file.
+    """
+    there = state.place
+    if there.shared_memory is None or here.shared_memory is None:
+        return None
+    return there.shared_memory == here.shared_memory
 
 
 def read_status(document: object) -> RunStatus:
@@ -192,15 +240,21 @@ def _made(kind: type[T], document: object, where: str) -> T:
     """Return the dataclass of these values: each of the type that it should have, and none that is not known."""
     if not isinstance(document, Mapping):
         raise ValueError(f"{where} is no object")  # noqa: TRY004
-    hints = typing.get_type_hints(kind)
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(document) - known):
+    hints = _hints(typing.cast("Any", kind))
+    if unknown := sorted(set(document) - hints.keys()):
         raise ValueError(f"{where} has a field {unknown[0][:60]!r} that is not known here")
     values = {name: _value(hints[name], value, f"{where}.{name}") for name, value in document.items()}
     try:
         return kind(**values)
     except TypeError:
         raise ValueError(f"{where} is not whole") from None
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's fields. They are compiled from text: 0.1 ms, for each of thousands of files."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _value(kind: Any, value: object, where: str) -> object:
@@ -220,7 +274,12 @@ def _value(kind: Any, value: object, where: str) -> object:
     elif is_dataclass(kind):
         return _made(typing.cast("type[object]", kind), value, where)
     elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    elif kind in {int, str, bool} and type(value) is kind:
+        with suppress(OverflowError):
+            if math.isfinite(value):  # JSON as Python reads it has NaN, Infinity and 1e999
+                return float(value)
+    elif kind is int and type(value) is int:
+        if value in _NUMBERS:
+            return value
+    elif kind in {str, bool} and type(value) is kind:
         return value
     raise ValueError(f"{where} is {str(value)[:60]!r}")

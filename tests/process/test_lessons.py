@@ -135,3 +135,31 @@ async def test_a_place_that_cannot_be_written_is_no_fault(monkeypatch):
     with anyio.fail_after(10):
         await note_good_start(LAUNCH, (), ())
         assert await patience_learned(LAUNCH, ()) == ()
+
+
+NASTY = (
+    "1e999",
+    "-Infinity",
+    "NaN",
+    str(10**400),
+    str(-(10**400)),
+    "1" * 5000,
+    "true",
+    '"' + "9" * 100_000 + '"',
+    "[]",
+)
+
+
+@pytest.mark.parametrize("nasty", NASTY)
+@pytest.mark.parametrize("field", ["starts", "still", "at"])
+def test_a_number_that_nothing_can_have_teaches_nothing_and_raises_nothing(tmp_path, field, nasty):
+    path = str(tmp_path / "learned.json")
+    values = {"starts": "3", "still": '{"kv-cache": 4.0}', "at": "1.0"}
+    values[field] = f'{{"kv-cache": {nasty}}}' if field == "still" else nasty
+    entry = ", ".join(f'"{name}": {value}' for name, value in values.items())
+    Path(path).write_text(f'{{"schema": 1, "starts": {{"key": {{{entry}}}}}}}')
+    lesson = read_lesson(path, "key")
+    assert lesson.starts == (3 if field != "starts" and nasty != "1" * 5000 else 0)
+    assert dict(lesson.still) == ({"kv-cache": 4.0} if field != "still" and nasty != "1" * 5000 else {})
+    assert note_start(path, "other", (("kv-cache", 5.0),)).starts == 1
+    assert read_lesson(path, "other").starts == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,13 +22,14 @@ from hangguard.act import _ending, _membership, _titles
 from hangguard.act._left import LOOK_WITHIN
 from hangguard.act.files import clear_files, holders_of, with_holders
 from hangguard.act.gpus import gpu_memory
-from hangguard.act.leftovers import Belonging
+from hangguard.act.leftovers import Belonging, WhyNot, is_there, why_not_the_file
 from hangguard.facts import (
     Ask,
     CleanupItem,
     Daemon,
     EndedProcess,
     Gpu,
+    HeldFile,
     Identity,
     Launch,
     RunNow,
@@ -36,6 +37,7 @@ from hangguard.facts import (
     Survivor,
     Unseen,
     unattributed_item,
+    unproved_item,
 )
 from hangguard.observe.devices import look_who_has_gpus_open
 from hangguard.observe.gpus import GpuProbe
@@ -43,6 +45,7 @@ from hangguard.observe.lane import in_time
 from hangguard.observe.port_left import read_port_left
 from hangguard.observe.ports import who_listens
 from hangguard.observe.sysv import left_by, list_segments
+from hangguard.run_state import this_place
 
 log = logging.getLogger("hangguard")
 
@@ -74,6 +77,8 @@ class Cleaning:
     """Whether a member may live still, so that nothing of theirs is removed: until it is known that none does."""
     files: dict[tuple[Any, ...], held.Plain] = field(default_factory=dict)
     """What members were seen to have, and could leave."""
+    unproved: list[CleanupItem] = field(default_factory=list)
+    """What lies in shared memory under the number of something that a member had, where that proves nothing."""
 
     def seconds(self, at_most: float) -> float:
         """Return how much time there is for a step."""
@@ -114,13 +119,30 @@ async def end_processes(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
             return (_blind("process", "its processes", ended.reason),)
     cleaning.members |= ended.members
     cleaning.survivors = bool(ended.survivors)
+    others = await in_time("titles", lambda: _others(belonging), within=cleaning.seconds(LOOK_WITHIN))
     survivors = [Survivor(**one) for one in ended.survivors]  # type: ignore[arg-type]
     processes = [EndedProcess(**one) for one in ended.processes]  # type: ignore[arg-type]
     return (
         *(one.as_item(really=cleaning.really) for one in processes),
         *(one.as_item(belonging.proofs.get((one.pid, one.started), _membership.SEEN)) for one in survivors),
         *(Daemon(**one).as_item() for one in ended.daemons),  # type: ignore[arg-type]
+        *((_blind("process", "those of other runs", others.reason),) if isinstance(others, Unseen) else others),
+        *((_blind("process", "who carries its mark", why),) if (why := belonging.marks.unseen) else ()),
     )
+
+
+def _others(belonging: Belonging) -> tuple[CleanupItem, ...]:
+    """Return who seemed to belong to the run, and is of another one: that one's to end."""
+    left = {who: why for who, why in belonging.others.left.items() if _membership.is_alive(who)}
+    titles = _titles.Titles()
+    titles.learn(left)
+    return tuple(
+        CleanupItem(
+            what="process", name=f"pid {who[0]} ({titles[who][:60] or '?'})", whose="somebody else's", proof=why,
+            answer="left", done="left running", pid=who[0], started=who[1],
+        )
+        for who, why in sorted(left.items())
+    )  # fmt: skip
 
 
 async def _end(cleaning: Cleaning) -> _ending.Ended | Unseen:
@@ -177,14 +199,42 @@ async def _note_files(cleaning: Cleaning) -> None:
             look.skip(done.reason)
     if state.root is None:  # what lay there before the launch was not noted either, so nothing of it is provably ours
         return
+    why_not = _why_not_the_file(state)
     before = None if state.shm_before is None else {*state.shm_before, *others.files()}
-    for file in (*map(asdict, state.files), *others.settled(look.found)):
-        if held.may_be_left(file, before):
+    for noted in state.files:
+        if not held.may_be_left(asdict(noted), before):
+            continue
+        if why_not and noted.kind in held.MEMORY:
+            cleaning.unproved += _unproved(noted, why_not)
+        else:
+            cleaning.files[held.key_of(asdict(noted))] = asdict(noted)
+    for file in others.settled(look.found):
+        if held.may_be_left(file, None if why_not else before):  # what was there before was another /dev/shm's
             cleaning.files[held.key_of(file)] = file
+
+
+def _why_not_the_file(state: RunState) -> WhyNot | None:
+    try:
+        return why_not_the_file(state, this_place())
+    except OSError as problem:
+        return WhyNot(f"where this is cannot be told: {problem.strerror or problem}")
+
+
+def _unproved(file: HeldFile, why: WhyNot) -> Iterator[CleanupItem]:
+    names: dict[held.FileId, str] = {}
+    with suppress(OSError):
+        names = held.names_in()
+    if is_there(file, names):
+        path = names.get((file.device, file.inode), file.path) if file.kind == "file" else file.path
+        yield unproved_item(path, why.reason, is_other=why.is_other)
 
 
 async def remove_files(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     """Remove what members had in /dev/shm, and the names of their sockets, where nobody has them any more."""
+    return (*await _remove(cleaning), *cleaning.unproved)
+
+
+async def _remove(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     files = list(cleaning.files.values())
     if cleaning.survivors:
         return tuple(
@@ -219,6 +269,8 @@ async def list_unattributed(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
         return (_unlisted(problem.strerror or str(problem)),)
     if state.shm_before is None:
         return (_unlisted("it could not be listed before the launch, so nothing is known to be new"),)
+    if why_not := _why_not_the_file(state):
+        return (_unlisted(why_not.reason),)
     names = {file: path for file, path in there.items() if file not in {*state.shm_before}}
     mine = {file: path for file, path in names.items() if _is_mine(path, since=state.began)}
     known = {(file["device"], file["inode"]) for file in cleaning.files.values()}

@@ -4,7 +4,8 @@ A state file is a hint. Somebody belongs to a run if (pid, start time) was noted
 pid namespace; if it writes to the run's log through the descriptor that the guardian opened; if its environment has
 exactly this run's ``HANGGUARD_RUN_ID`` and it is the same user's; or if it descends from one of those. Never whoever
 asks, nor its ancestors; never a daemon of somebody else, nor what was started from there later (a terminal in a tmux of
-the server's keeps the mark); never another run. While a guardian or a supervisor lives only they signal.
+the server's keeps the mark); never who is of another run (``other_runs``). While a guardian or a supervisor lives only
+they signal.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from hangguard import held
 from hangguard.act import _daemons, _membership
+from hangguard.act.other_runs import OtherRuns, StateFiles
 from hangguard.facts import FoundRun, HeldFile, Identity, Place, RunNow, RunStanding, RunState, Unseen
 from hangguard.observe._kernel_locks import FileId, Held, read_locks
 from hangguard.observe.earlier_runs import holder_of_lock, logs_in, writers_to
-from hangguard.run_state import this_place, why_elsewhere
+from hangguard.run_state import is_same_memory, this_place, why_elsewhere
 
 MARK = b"HANGGUARD_RUN_ID="
 MARKED = "its environment has exactly this run's HANGGUARD_RUN_ID, and it is the same user's"
@@ -31,12 +34,15 @@ LAUNCHED = "the run launched it, and its start time agrees"
 READ_WITHIN = 0.2
 """Seconds for one environment: reading it takes the memory-map lock, which a wedged process may hold for ever."""
 MOST_STUCK = 8
+STUCK = f"{MOST_STUCK} others do not answer"
 
 
 class Marks:
     """Which run's mark the processes of this user carry. Read once a process, in threads that may never come back."""
 
     def __init__(self) -> None:
+        self.unseen = ""
+        """Why some could not be read in the last look; empty: all were, or are not to be read by us."""
         self._known: dict[Identity, str] = {}
         self._stuck = 0
 
@@ -44,13 +50,20 @@ class Marks:
         """Return the run ids by pid; whoever carries none, or cannot be read, is not in it."""
         living = [entry.identity for entry in entries.values() if not entry.dead]
         todo = deque(identity for identity in living if identity not in self._known)
+        self.unseen = ""
         while todo and self._stuck < MOST_STUCK:
             reader = threading.Thread(target=_read_marks, args=(todo, self._known), daemon=True)
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError as problem:  # no thread more is allowed here; the next look tries again
+                self.unseen = str(problem)
+                break
             reader.join(READ_WITHIN if self._stuck else 2.0)
             if not reader.is_alive():
                 break
             self._stuck += 1
+        if todo:
+            self.unseen = f"the environments of {len(todo)} processes could not be read ({self.unseen or STUCK})"
         return {identity[0]: run_id for identity in living if (run_id := self._known.get(identity))}
 
 
@@ -72,7 +85,9 @@ def _read_marks(todo: deque[Identity], known: dict[Identity, str]) -> None:
 class Belonging:
     """Who belongs to one run, each with its proof. :meth:`find` may be asked again and again, from one thread."""
 
-    def __init__(self, state: RunState, path: str, marks: Marks | None = None) -> None:
+    def __init__(
+        self, state: RunState, path: str, marks: Marks | None = None, states: StateFiles | None = None
+    ) -> None:
         self.proofs: dict[Identity, str] = {}
         self.daemons = _daemons.Daemons(
             root_pid=state.root[0] if state.root else 0, log_id=state.log_id, port=state.port or None
@@ -82,7 +97,8 @@ class Belonging:
         self._logs = frozenset(own_logs(path))
         self._run_id = state.run_id
         self._noted = frozenset(state.members)
-        self._marks = marks or Marks()
+        self.marks = marks or Marks()
+        self.others = OtherRuns(state, path, states)
         if state.root is not None:
             self.proofs[state.root] = LAUNCHED
 
@@ -90,21 +106,22 @@ class Belonging:
         """Return its living members."""
         noted = {pid for pid, started in self._noted if pid in entries and entries[pid].started == started}
         writers = {pid for log_id in self._logs for pid in _membership.log_writers(log_id, entries, inherited=True)}
-        marks = self._marks.among(entries)
+        marks = self.marks.among(entries)
         proved = dict.fromkeys((pid for pid, run_id in marks.items() if run_id == self._run_id), MARKED)
         proved |= dict.fromkeys(writers, _membership.WRITES)
 
         def spare(pids: Iterable[int], entries: _membership.Entries) -> set[int]:
             daemons = self.daemons.spare(pids, entries)
             below = _membership.descendants(daemons, entries) - noted - writers
-            return daemons | ((below | (_other_runs(entries, marks, self._run_id) - writers)) & set(pids))
+            marked = _otherwise_marked(entries, marks, self._run_id) - writers
+            return daemons | ((below | marked) & set(pids)) | self.others.spare(set(pids), entries)
 
         return _membership.find_members(
             entries, remembered=self._noted, log_id=None, spare=spare, proved=proved, proofs=self.proofs
         )
 
 
-def _other_runs(entries: _membership.Entries, marks: Mapping[int, str], run_id: str) -> set[int]:
+def _otherwise_marked(entries: _membership.Entries, marks: Mapping[int, str], run_id: str) -> set[int]:
     """Return who is of another run, which may have been started from a shell of this one: that one's own to end.
 
     It is known by its own mark, and its guardian, which has none, by whom it launched: the leader of a session.
@@ -141,6 +158,7 @@ class _Sight:
         self.here: Place = this_place()
         self.entries = _membership.read_entries()
         self.marks = Marks()
+        self.states = StateFiles()
         self.marked = set(self.marks.among(self.entries).values())
         self.writers = writers_to(logs_in(run.path for run in runs), "/proc")
         self.locks: dict[FileId, Held] | None = None
@@ -166,7 +184,7 @@ class _Sight:
             why = "the kernel's locks cannot be read, so that nobody knows whether a guardian lives"
             return RunNow(found=run, standing="unreadable", why=why)
         supervisor = state.supervisor[0] if _membership.is_alive(state.supervisor) else None
-        members, files = self._members(run, state), still_there(state)
+        members, files = self._members(run, state), still_there(state, self.here)
         return RunNow(
             found=run,
             standing=_standing(state, guardian, supervisor, is_left=bool(members or files)),
@@ -180,7 +198,7 @@ class _Sight:
         noted = any(pid in self.entries and self.entries[pid].started == started for pid, started in state.members)
         if not noted and run.path not in self.writers and state.run_id not in self.marked:
             return ()
-        return tuple(sorted(Belonging(state, run.path, self.marks).find(self.entries)))
+        return tuple(sorted(Belonging(state, run.path, self.marks, self.states).find(self.entries)))
 
 
 def _standing(state: RunState, guardian: int | None, supervisor: int | None, *, is_left: bool) -> RunStanding:
@@ -191,18 +209,44 @@ def _standing(state: RunState, guardian: int | None, supervisor: int | None, *, 
     return "left behind" if is_left else "over"
 
 
-def still_there(state: RunState) -> tuple[HeldFile, ...]:
-    """Return what members were seen to have, could leave, and is still there: the very same file."""
+def still_there(state: RunState, here: Place) -> tuple[HeldFile, ...]:
+    """Return what members were seen to have, could leave, and is still there: the very same file.
+
+    Where nobody can tell whether it is (:func:`why_not_the_file`) it counts as there, and is not removed.
+    """
     if state.root is None:  # what lay there before the launch was not noted either
         return ()
     names: dict[tuple[int, int], str] = {}
     with suppress(OSError):  # it may be entered and not listed: then the noted name is looked at
         names = held.names_in()
     candidates = (file for file in state.files if held.may_be_left(asdict(file), state.shm_before))
-    return tuple(file for file in candidates if _is_there(file, names))
+    is_other = is_same_memory(state, here) is False
+    return tuple(file for file in candidates if not (is_other and file.kind in held.MEMORY) and is_there(file, names))
 
 
-def _is_there(file: HeldFile, names: Mapping[tuple[int, int], str]) -> bool:
+class WhyNot(NamedTuple):
+    """Why a noted (device, inode) of shared memory proves nothing here."""
+
+    reason: str
+    is_other: bool = False
+    """Whether what has this number here is surely another file; else nobody can tell."""
+
+
+def why_not_the_file(state: RunState, here: Place) -> WhyNot | None:
+    """Return why a noted (device, inode) of shared memory is no proof here; ``None``: it is.
+
+    A build lock and a socket are known by the time too at which they were made.
+    """
+    same = is_same_memory(state, here)
+    if same is None and state.place.shared_memory is None:
+        return WhyNot(f"the run did not note which {held.SHARED_MEMORY} it had, and another has the same numbers")
+    if same is None:
+        return WhyNot(f"the kernel does not tell which {held.SHARED_MEMORY} this is, and another has the same numbers")
+    return None if same else WhyNot(f"it lies in another {held.SHARED_MEMORY} than the run had", is_other=True)
+
+
+def is_there(file: HeldFile, names: Mapping[tuple[int, int], str]) -> bool:
+    """Return whether a file of this number, and where that counts of this name and time, is there now."""
     if file.kind == "file" and (file.device, file.inode) in names:
         return True
     with suppress(OSError, ValueError):

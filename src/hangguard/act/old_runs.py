@@ -106,7 +106,8 @@ def _has_left(home: str, name: str) -> bool:
     """Whether something of it lies in /dev/shm still: without its state file nobody could prove whose that is."""
     state = read_run(os.path.join(home, name)).state  # noqa: PTH118
     with suppress(OSError):
-        return not isinstance(state, Unseen) and not why_elsewhere(state, this_place()) and bool(still_there(state))
+        here = this_place()
+        return not isinstance(state, Unseen) and not why_elsewhere(state, here) and bool(still_there(state, here))
     return True
 
 

@@ -54,6 +54,7 @@ from hangguard.facts.done import SharedSegment as SharedSegment
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.done import ToldBy as ToldBy
 from hangguard.facts.done import unattributed_item as unattributed_item
+from hangguard.facts.done import unproved_item as unproved_item
 from hangguard.facts.known import NOT_ASKED as NOT_ASKED
 from hangguard.facts.known import PHASES as PHASES
 from hangguard.facts.known import Alters as Alters

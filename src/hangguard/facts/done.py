@@ -218,6 +218,14 @@ def unattributed_item(path: str) -> CleanupItem:
     )
 
 
+def unproved_item(path: str, why: str, *, is_other: bool) -> CleanupItem:
+    """Return a file by the number of one that a member had, as an item of a cleaning; ``is_other``: it is not that."""
+    if is_other:
+        return CleanupItem(what="file", name=path, whose="somebody else's", proof=why, answer="left", done="left")
+    proof = f"{why}; if it is nobody's: {shlex.join(['rm', '--', path])}"
+    return CleanupItem(what="file", name=path, whose="unknown", proof=proof, answer="unknown", done="left")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """What is left of an attempt, looked at after its end."""

@@ -20,9 +20,15 @@ class Place:
     host: str
     boot_id: str
     pid_namespace: str
-    """As ``/proc/self/ns/pid`` names it."""
+    """As ``/proc/self/ns/pid`` names it; the kernel gives the name of one that is gone to another."""
     user: int
     """The effective uid."""
+    first_started: int | None = None
+    """When the first process of that namespace started, in clock ticks since boot: no later namespace has the same.
+    ``None``: ``/proc`` hides it, or it was not noted."""
+    shared_memory: str | None = None
+    """Which file system /dev/shm is: an inode there means something in this one only. ``None``: the kernel does not
+    tell, or it was not noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

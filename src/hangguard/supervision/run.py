@@ -30,6 +30,9 @@ from hangguard.supervision.retry import Retry
 
 LOOK_WITHIN = 5.0
 
+RUN_ID = "HANGGUARD_RUN_ID"
+"""The variable by which a server is known as a run's when supervisor and guardian have died."""
+
 OnHang: TypeAlias = Literal["act", "report"]
 OnDeath: TypeAlias = Literal["stop", "keep"]
 ReadyCheck: TypeAlias = "str | Callable[[str], object] | None"
@@ -169,9 +172,15 @@ class Run:
     world: World = field(default_factory=World)
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        """Return the environment that the server gets."""
-        added = {} if self.pristine else additions(self.folder.run_id, self.engine, self.ras_port)
-        return {**added, **launch.environment()}
+        """Return the environment that the server gets.
+
+        Another run's id in it was inherited, from a terminal or a script within that run: whoever cleans that one would
+        take this server for a part of it. So it never stays, also where nothing is added.
+        """
+        given = {name: value for name, value in launch.environment().items() if name != RUN_ID}
+        if self.pristine:
+            return given
+        return {**additions(self.folder.run_id, self.engine, self.ras_port), **given}
 
     def ras_address(self, launch: Launch) -> tuple[str, int]:
         """Return where NCCL's own watch (RAS) answers, once there is a communicator: as the server was told."""
@@ -184,14 +193,14 @@ RAS_DEFAULT = ("localhost", 28028)
 
 
 def additions(run_id: str, engine: Engine, ras_port: int) -> Mapping[str, str]:
-    """Return what hangguard adds to the environment; what the caller set himself goes before.
+    """Return what hangguard adds to the environment; what the caller set himself goes before, but for the run's id.
 
     They change no function of the server: the run's id, titles that leave the environment area alone
     (setproctitle), Python stacks on a fatal signal, unbuffered output, so that the log is current, and a port of its
     own for NCCL's RAS thread, which every NCCL since 2.24 has.
     """
     return {
-        "HANGGUARD_RUN_ID": run_id,
+        RUN_ID: run_id,
         "SPT_NOENV": "1",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",

@@ -226,10 +226,10 @@ def _own_places(run_dir: str | os.PathLike[str] | None) -> Iterable[str]:
 
 def _recorded_files(folder: str) -> tuple[str, ...]:
     """Return what is still there, by device and inode, of what the members of a run were seen to have."""
-    state = read_run(folder).state
-    if isinstance(state, Unseen) or why_elsewhere(state, this_place()):
+    state, here = read_run(folder).state, this_place()
+    if isinstance(state, Unseen) or why_elsewhere(state, here):
         return ()
-    return tuple(file.path for file in still_there(state))
+    return tuple(file.path for file in still_there(state, here))
 
 
 def _home() -> str:
