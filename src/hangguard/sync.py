@@ -33,7 +33,7 @@ from hangguard.facts import (
     Release,
     Sample,
 )
-from hangguard.judge import permitted
+from hangguard.judge import permitted, why_none
 from hangguard.launching import read_command
 from hangguard.observe.ports import free_port
 from hangguard.redact import secrets_of
@@ -106,6 +106,7 @@ def supervise(
         limits=limits or Limits(),
         retry=retry or Retry(),
         fallbacks=permitted(fallbacks, known_engine.fallbacks),
+        no_fallbacks=why_none(fallbacks, known_engine),
         retry_hangs=isinstance(fallbacks, str),
         ready=ready,
         on_hang=on_hang,

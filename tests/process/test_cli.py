@@ -171,6 +171,7 @@ NEVER_READY = {
     "ends with 0": ((), {"exit_early": 0}, 14),
     "is too slow": (("--ready-within", "3"), {"phase_seconds": 1.0}, 124),
     "loses a worker": ((), {"faults": (("weights-load", "exit:7"),)}, 10),
+    "hangs, one attempt": (("--quiet", "--attempts", "1", "--patience", "3"), {"deadlock_at_capture": True}, 10),
     "ends with 7, one attempt": (ONE_UNCHANGED, {"exit_early": 7}, 7),
     "ends with 0, one attempt": (ONE_UNCHANGED, {"exit_early": 0}, 14),
 }
@@ -195,6 +196,18 @@ def test_exit_codes_of_a_server_that_never_became_ready(never_ready, name):
     events = running.events()
     check_form(events)
     assert [e["event"] for e in events][-2:] == ["gave_up", "ended"]
+
+
+def test_the_only_line_of_a_quiet_run_that_hung_says_what_where_and_who(never_ready):
+    running, _ = never_ready["hangs, one attempt"], never_ready["hangs, one attempt"].wait()
+    (line,) = (running.out + running.err).splitlines()
+    assert re.match(
+        r"hangguard: gave up after 1 attempt: stuck \(idle\) in graph-capture: nothing moved for \d+ s; .*; "
+        r"look at .+ \(pid \d+\) at .+; no attempts left \(1 of 1\)\. Evidence: /",
+        line,
+    )
+    (gave_up,) = running.named("gave_up")
+    assert gave_up["why"] in line
 
 
 @pytest.mark.long
