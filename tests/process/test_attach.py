@@ -220,11 +220,11 @@ async def test_a_pid_that_means_another_process_by_now_is_never_acted_on(server)
 
 
 async def test_acting_needs_pid_start_time_and_the_word():
-    with pytest.raises(BadLaunch, match="needs pid and started"):
+    with pytest.raises(BadLaunch, match="needs pid= and started="):
         attach(5, on_hang="act")
-    with pytest.raises(BadLaunch, match="needs pid and started"):
+    with pytest.raises(BadLaunch, match="needs pid= and started="):
         attach(url="http://127.0.0.1:1", started=7, on_hang="act")
-    with pytest.raises(BadLaunch, match="needs pid and started"):
+    with pytest.raises(BadLaunch, match="needs pid= and started="):
         attach(match="vllm", on_hang="act")
     with pytest.raises(BadLaunch, match="must be"):
         attach(5, on_hang="kill")
@@ -289,7 +289,7 @@ def test_the_command_line_ends_with_the_server(tmp_path, server):
 def test_the_command_line_acts_only_with_the_start_time(tmp_path, hung):
     with hangguard(tmp_path, "attach", hung.pid, "--on-hang", "act") as running:
         assert running.wait() == 2
-        assert "needs pid and started" in running.err
+        assert "--on-hang act needs PID and --started" in running.err
     words = ("attach", hung.pid, "--on-hang", "act", "--started", hung.started, "--events", "-")
     with hangguard(tmp_path, *words) as running:
         poll(lambda: hung.process.poll() is not None, 60)

@@ -123,15 +123,17 @@ def test_links_are_not_followed_where_events_are_written(tmp_path):
     ("words", "says"),
     [
         (("--no-such-option", "--", "true"), "no-such-option"),
+        (("--port", "80", "vllm", "serve", "M"), "Options of the server go after --"),
+        (("--url", "nonsense", "--", "true"), "--url nonsense is no base URL"),
         (("--engine", "nonsense", "--", "true"), "Known are: sglang, vllm, generic"),
         (("--ready-within", "-1", "--", "true"), "ready-within"),
-        (("--patience", "nan", "--url", "http://127.0.0.1:1", "--", "true"), "must be a number of seconds"),
+        (("--patience", "nan", "--url", "http://127.0.0.1:1", "--", "true"), "--patience must be a number of seconds"),
         (("--ready-within", "soon", "--", "true"), "ready-within"),
         (("--attempts", "0", "--", "true"), "attempts"),
         (("--fallbacks", "never", "--", "true"), "fallbacks"),
         ((), "there is no command"),
         (("--", ""), "command is empty"),
-        (("--", "true"), "does not show where the server will answer"),
+        (("--", "true"), "Give --url http://127.0.0.1:8000, or put"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(tmp_path, words, says):

@@ -10,8 +10,11 @@ import click
 
 from hangguard.cli.exits import INTERNAL, USAGE
 from hangguard.cli.run import Options, run_command
+from hangguard.cli.words import as_typed
 from hangguard.errors import HangguardError
 
+AFTER_DASHES = {"run", "preflight"}
+"""Commands that are followed by the command of a server."""
 SECONDS = click.FloatRange(min=0.0)
 
 
@@ -277,11 +280,14 @@ def invoke(arguments: Sequence[str]) -> int:
         return done.exit_code
     except click.ClickException as wrong:
         wrong.show()
+        if isinstance(wrong, click.NoSuchOption) and wrong.ctx is not None and wrong.ctx.info_name in AFTER_DASHES:
+            example = f"hangguard {wrong.ctx.info_name} [OPTIONS] -- vllm serve M --port 8000"
+            print(f"Options of the server go after --, for example: {example}", file=sys.stderr)
         return USAGE
     except click.Abort:
         return 130
     except HangguardError as failure:
-        print(f"hangguard: {failure}", file=sys.stderr)
+        print(f"hangguard: {as_typed(str(failure))}", file=sys.stderr)
         return INTERNAL
     except Exception:  # noqa: BLE001 - the edge of the program
         traceback.print_exc()
