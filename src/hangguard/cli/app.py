@@ -33,7 +33,8 @@ def cli() -> None:
     type=click.Choice(["act", "report"]),
     default="act",
     show_default=True,
-    help="act: keep the evidence, stop, perhaps relaunch; report: tell, touch nothing.",
+    help="act: keep the evidence, stop, perhaps relaunch; report: say so and leave it running; --ready-within still "
+    "ends a start.",
 )
 @click.option(
     "--fallbacks",

@@ -13,6 +13,12 @@ def named(verdict: Verdict) -> str:
 
 def in_one_line(verdict: Verdict) -> str:
     """Return what it is, where, why, and who is the first suspect."""
+    why = reasons(verdict)
+    return f"{named(verdict)}: {why}" if why else named(verdict)
+
+
+def reasons(verdict: Verdict) -> str:
+    """Return why, and who is the first suspect; empty: nothing is known."""
     parts = [verdict.why] if verdict.why else []
     if isinstance(verdict, (Stuck, Broken)):
         if verdict.still_for >= 1.0:
@@ -21,4 +27,4 @@ def in_one_line(verdict: Verdict) -> str:
             who = verdict.suspects[0]
             at = f" at {who.at[0]}" if who.at else ""
             parts.append(f"look at {who.title[:80]} (pid {who.pid}){at}")
-    return f"{named(verdict)}: {'; '.join(parts)}" if parts else named(verdict)
+    return "; ".join(parts)
