@@ -307,3 +307,14 @@ def test_what_cannot_be_watched(tmp_path, words, code):
     with hangguard(tmp_path, "attach", *words) as running:
         assert running.wait() == code
         assert "Traceback" not in running.err
+        assert running.out == ""
+
+
+def test_what_could_be_meant_instead_is_said_one_a_line(tmp_path, server):
+    with hangguard(tmp_path, "attach", "999999999") as running:
+        assert running.wait() == 22
+        assert running.out == ""
+        first, *candidates = running.err.splitlines()
+        assert first == "hangguard: Process 999999999 does not exist. [exit code 22]"
+        assert [line for line in candidates if line.startswith(f"  pid {server.pid}: ")]
+        assert all(line.startswith("  pid ") for line in candidates)

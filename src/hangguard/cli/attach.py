@@ -142,5 +142,12 @@ class _Printer:
             self._console.print(Text.assemble((stamp, "dim"), (clean_text(redact(as_typed(line))), style)))
 
     def last(self, text: str, code: int) -> None:
-        lines = clean_text(redact(as_typed(text)).replace("\n", " | "))
-        self._console.print(Text(f"hangguard: {lines} [exit code {code}]", "bold" if code == ASKED else "bold red"))
+        """Print how it ended; to standard error where nothing was watched, with what could be meant one a line."""
+        style = "bold" if code == ASKED else "bold red"
+        if code in {NO_SERVER, USAGE, INTERNAL}:
+            first, *others = redact(as_typed(text)).splitlines()
+            lines = [f"hangguard: {clean_text(first)} [exit code {code}]", *map(clean_text, others)]
+            Console(stderr=True, highlight=False, soft_wrap=True).print(Text("\n".join(lines), style))
+            return
+        line = clean_text(redact(as_typed(text)).replace("\n", " | "))
+        self._console.print(Text(f"hangguard: {line} [exit code {code}]", style))
