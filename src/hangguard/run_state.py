@@ -89,7 +89,7 @@ def the_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRu
         raise NoSuchRun(found.reason[:1].upper() + found.reason[1:], advice="See them all: hangguard ps --all")
     if isinstance(found, tuple):
         candidates = tuple(one.run_id for one in found)
-        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", candidates, advice="Say which")
+        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", candidates, advice="Which one?")
     return found
 
 

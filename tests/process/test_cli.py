@@ -17,9 +17,11 @@ from commands import hangguard, poll, run, small
 from terminals import check_live_lines, live_lines, on_a_terminal
 
 from hangguard.cli.exits import exit_code_of
+from hangguard.cli.live import _line_for as line_of
 from hangguard.cli.live import ending
 from hangguard.errors import GaveUp, ServerLost
 from hangguard.facts import Attempt, Exited, Launch, Release, ReleaseItem
+from hangguard.supervision.events import Released
 
 KEYS = {
     "launched": {"pid", "argv"},
@@ -142,6 +144,31 @@ def test_what_cannot_be_meant_is_a_usage_error(tmp_path, words, says):
         assert says in running.err
         assert "Traceback" not in running.err
         assert running.out == ""
+
+
+def test_every_command_says_in_one_line_of_80_columns_what_it_does(tmp_path):
+    with hangguard(tmp_path, "--help", env={"COLUMNS": "80"}) as running:
+        assert running.wait() == 0
+        commands = running.out.partition("Commands:\n")[2].splitlines()
+    assert len(commands) == 10
+    assert [line for line in commands if "..." in line or not line.endswith(".") or len(line) > 80] == []
+
+
+def test_durations_are_shown_as_seconds(tmp_path):
+    with hangguard(tmp_path, "run", "--help") as running:
+        assert running.wait() == 0
+        assert "--ready-within SECONDS" in running.out
+        assert "FLOAT" not in running.out
+
+
+def test_a_release_that_is_not_proved_is_not_said_to_be_none():
+    free = ReleaseItem(resource="processes", answer="released")
+    unknown = ReleaseItem(resource="files", answer="unknown", detail="there are new names")
+    held = ReleaseItem(resource="port", answer="held", detail="pid 7", ours=False)
+    line, style = line_of(Released(t=0.0, attempt=1, release=Release(items=(free, unknown))))
+    assert (line, style) == ("RELEASE NOT PROVED: files: there are new names", "yellow")
+    line, _ = line_of(Released(t=0.0, attempt=1, release=Release(items=(held, unknown))))
+    assert line == "NOT RELEASED: port held: pid 7; files unknown: there are new names"
 
 
 def test_a_command_that_is_not_there_or_may_not_be_executed(tmp_path):

@@ -134,7 +134,7 @@ def _choose(none: NoSuchServer, options: DiagnoseOptions) -> int:
     print(f"hangguard: {problem}.{advice}", file=sys.stderr)
     if servers:
         _print_table(servers, places)
-        print(f"Say which:  hangguard diagnose {servers[0].pid}", file=sys.stderr)
+        print(f"Which one?  hangguard diagnose {servers[0].pid}", file=sys.stderr)
     return NO_SERVER
 
 

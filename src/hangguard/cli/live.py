@@ -311,5 +311,8 @@ def _line_for_release(release: Release) -> tuple[str, str]:
         more += f"; left running, for it is no part of the server: {left}"
     if release.answer == "released":
         return f"released: nothing of it is left{more}", ""
+    if release.answer == "unknown":
+        unknown = [f"{item.resource}: {item.detail}" for item in release.items if item.answer == "unknown"]
+        return f"RELEASE NOT PROVED: {'; '.join(unknown)}{more}", "yellow"
     open_ = [f"{item.resource} {item.answer}: {item.detail}" for item in release.items if item.answer != "released"]
     return f"NOT RELEASED: {'; '.join(open_)}{more}", "bold red" if release.left_behind else "yellow"

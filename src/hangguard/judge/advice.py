@@ -122,7 +122,7 @@ def about_left_locks(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 def _of_a_reason(reason: str, *, permanent: bool) -> tuple[str, ...]:
     known = (BY_REASON[reason],) if reason in BY_REASON else ()
-    again = ("mend the command: the same launch would end the same way again",)
+    again = ("fix the command: the same launch would end the same way again",)
     return (*known, *(again if permanent and not known else ()))
 
 
