@@ -107,7 +107,7 @@ def next_move(
 
     One change per relaunch. A change after which the launch came further is kept, any other is taken back.
     ``retry_hangs`` allows one unchanged retry of a hang that no fallback answers. ``no_fallbacks`` says why there
-    are none (see :func:`why_none`).
+    are none.
     """
     last = history[-1]
     verdict = last.verdict
