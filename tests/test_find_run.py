@@ -38,6 +38,13 @@ def test_what_no_run_is_called_is_said_and_nothing_else_is_found(base, name):
     assert "/" in name or "\0" in name or str(base) in found.reason
 
 
+def test_a_folder_of_something_else_is_said_to_be_none_of_a_run(base):
+    found = find_run(str(base / "notes"), base)
+    assert found == Unseen(f"{base / 'notes'} is no run folder: no state.json is seen in it")
+    (base / "notes" / "state.json").write_text("{")  # as a run that had to be made in a temporary place has one
+    assert isinstance(find_run(str(base / "notes"), base), FoundRun)
+
+
 def test_a_folder_that_cannot_be_listed_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     assert isinstance(find_run("2026", tmp_path / "file"), Unseen)

@@ -45,6 +45,11 @@ NO_END = (
 )
 
 
+def _sentences(problem: str, advice: str) -> str:
+    text = f"{problem}. {advice}".rstrip(". ")
+    return text if text.endswith("?") else f"{text}."
+
+
 def _left_behind(attempt: Attempt) -> str:
     left = attempt.release.left_behind if attempt.release is not None else ()
     return f"LEFT BEHIND: {'; '.join(left)}" if left else ""
@@ -74,7 +79,7 @@ class BadLaunch(HangguardError, ValueError):
 
     def text(self) -> str:
         """Return the problem and the advice."""
-        return f"{self.problem}. {self.advice}".rstrip(". ") + "."
+        return _sentences(self.problem, self.advice)
 
 
 class Refused(HangguardError):
@@ -276,7 +281,7 @@ class NoSuchServer(HangguardError):
     def text(self) -> str:
         """Return the problem, those that could be meant, and how to say which."""
         found = "".join(f"\n  pid {pid}: {title[:160]}" for pid, title in self.candidates)
-        return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
+        return _sentences(self.problem, self.advice) + found
 
 
 class NoSuchRun(HangguardError):
@@ -291,7 +296,7 @@ class NoSuchRun(HangguardError):
     def text(self) -> str:
         """Return the problem, what to do, and those that could be meant."""
         found = "".join(f"\n  {run_id}" for run_id in self.candidates[:20])
-        return f"{self.problem}. {self.advice}".rstrip(". ") + "." + found
+        return _sentences(self.problem, self.advice) + found
 
 
 class RunOver(NoSuchRun):
@@ -303,7 +308,7 @@ class RunOver(NoSuchRun):
         )
         detail = f" ({outcome})" if outcome else ": its supervisor and its guardian are dead"
         left = f"; of its server live {', '.join(f'process {pid}' for pid in living)}" if living else ""
-        super().__init__(f"{what}{detail}{left}", advice=f"What is left of it shows: hangguard clean {run_id}")
+        super().__init__(f"{what}{detail}{left}", advice=f"To see what is left: hangguard clean {run_id}")
         self.run_id = run_id
         self.outcome = outcome
         self.living = living

@@ -108,7 +108,10 @@ def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundR
             if found:
                 return found[0] if len(found) == 1 else found
         if name and Path(name).is_dir():
-            return read_run(str(Path(name).absolute()))
+            path = Path(name).absolute()
+            if not RUN_ID.fullmatch(path.name) and not os.path.lexists(path / STATE):
+                return Unseen(f"{name} is no run folder: no {STATE} is seen in it")
+            return read_run(str(path))
     except (OSError, ValueError) as problem:
         return Unseen(f"{getattr(problem, 'filename', None) or name}: {getattr(problem, 'strerror', None) or problem}")
     where = f" in {places_of_runs(run_dir)[0]}" if os.sep not in name else ""
@@ -122,7 +125,7 @@ def the_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRu
         raise NoSuchRun(found.reason[:1].upper() + found.reason[1:], advice="See them all: hangguard ps --all")
     if isinstance(found, tuple):
         candidates = tuple(one.run_id for one in found)
-        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", candidates, advice="Say which")
+        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", candidates, advice="Which one?")
     return found
 
 

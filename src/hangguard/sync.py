@@ -33,7 +33,7 @@ from hangguard.facts import (
     Release,
     Sample,
 )
-from hangguard.judge import permitted
+from hangguard.judge import permitted, why_none
 from hangguard.launching import read_command
 from hangguard.observe.ports import free_port
 from hangguard.redact import secrets_of
@@ -84,7 +84,8 @@ def supervise(
     :param fallbacks: ``None``: relaunch nothing changed; ``"auto"``: changes that alter speed at most; ``"any"``:
         also those that may alter results; or your own.
     :param env: the whole environment of the server, as for :class:`subprocess.Popen`; ``None``: this one.
-    :param on_hang: ``"act"`` (evidence, stop, perhaps relaunch) or ``"report"`` (tell, touch nothing).
+    :param on_hang: ``"act"`` (evidence, stop, perhaps relaunch) or ``"report"`` (say so and leave it running;
+        ``ready_within`` still ends a start).
     :param on_death: what becomes of the server when this program dies: ``"stop"`` or ``"keep"``.
     :param pristine: add nothing to the server's environment.
     :param run_dir: where the run's folder is made; ``None``: the user's state folder, in which old runs are deleted.
@@ -106,6 +107,7 @@ def supervise(
         limits=limits or Limits(),
         retry=retry or Retry(),
         fallbacks=permitted(fallbacks, known_engine.fallbacks),
+        no_fallbacks=why_none(fallbacks, known_engine),
         retry_hangs=isinstance(fallbacks, str),
         ready=ready,
         on_hang=on_hang,

@@ -335,9 +335,9 @@ def test_the_reason_of_an_exit_has_its_answer(kind):
     assert len(diagnose_memory(ended).advice) == 1
 
 
-def test_a_permanent_end_without_an_answer_says_to_mend_the_command():
+def test_a_permanent_end_without_an_answer_says_to_fix_the_command():
     ended = replace(hung(), verdict=Exited(phase="import", kind="bad-flag", why="w", permanent=True))
-    assert diagnose_memory(ended).advice == ("mend the command: the same launch would end the same way again",)
+    assert diagnose_memory(ended).advice == ("fix the command: the same launch would end the same way again",)
 
 
 def test_serving_begins_with_a_restart():

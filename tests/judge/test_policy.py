@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from tenacity import stop_after_attempt, stop_after_delay
 
 from hangguard.changes import with_flag
+from hangguard.engines.generic import GENERIC
+from hangguard.engines.sglang import SGLANG
 from hangguard.facts import (
     Attempt,
     Broken,
@@ -16,9 +19,11 @@ from hangguard.facts import (
     Release,
     ReleaseItem,
     Stuck,
+    Suspect,
     Verdict,
 )
-from hangguard.judge import Budget, GiveUp, Keep, Relaunch, next_move, permitted
+from hangguard.judge import Budget, GiveUp, Keep, Relaunch, next_move, permitted, why_none
+from hangguard.supervision.retry import Retry, budget
 
 LAUNCH = Launch(
     argv=("serve", "--model", "M"), env=(), cwd="/", url="http://127.0.0.1:8000", host="127.0.0.1", port=8000
@@ -166,10 +171,38 @@ def test_these_are_never_relaunched(verdict, kind):
     assert (type(move), move.kind) == (GiveUp, kind)
 
 
-@pytest.mark.parametrize("why", ["", "4 attempts were made"])
-def test_a_used_up_budget_ends_it(why):
+@pytest.mark.parametrize("why", ["", "no attempts left (4 of 4)"])
+def test_a_used_up_budget_ends_it_and_the_verdict_is_said_first(why):
     move = next_move((attempt(stuck()),), ALL, Budget(another=False, why=why))
-    assert move == GiveUp(why or "the attempts are used up", "exhausted")
+    assert move == GiveUp(f"stuck (idle) in graph-capture; {why or 'no attempts left'}", "exhausted")
+
+
+def test_the_one_line_of_a_hang_says_what_where_for_how_long_why_and_who():
+    who = Suspect(pid=7, title="worker_TP1", at=("take (faults.py:54)", "commit (faults.py:28)"))
+    verdict = replace(stuck(), still_for=10.4, why="all idle", suspects=(who,))
+    move = next_move((attempt(verdict),), ALL, Budget(another=False, why="no attempts left (1 of 1)"))
+    assert move.why == (
+        "stuck (idle) in graph-capture: nothing moved for 10 s; all idle; look at worker_TP1 (pid 7) at take "
+        "(faults.py:54); no attempts left (1 of 1)"
+    )
+
+
+def test_the_one_line_of_an_end_says_why_and_names_nobody():
+    move = next_move((attempt(replace(exited("crash"), still_for=9.0)),), ALL, Budget(another=False))
+    assert move.why == "exited (crash) in import: why crash; no attempts left"
+
+
+@pytest.mark.parametrize(
+    ("stop", "says"),
+    [
+        (None, "no attempts left (4 of 4)"),
+        (stop_after_attempt(4), "no attempts left (4 of 4)"),
+        (stop_after_attempt(9) | stop_after_delay(1.0), "no attempts left (4 made)"),
+    ],
+)
+def test_of_how_many_attempts_is_said_where_a_number_alone_decides(stop, says):
+    history = tuple(attempt(stuck(), number=number) for number in range(1, 5))
+    assert budget(Retry(stop=stop), history, 100.0) == Budget(another=False, why=says)
 
 
 def release(answer, *, ours=True) -> Release:
@@ -201,7 +234,42 @@ def test_a_transient_exit_gets_one_unchanged_retry():
 def test_other_exits_get_none(kind):
     move = next_move((attempt(exited(kind)),), (), GO, retry_hangs=True)
     assert move.kind == "exhausted"
-    assert "no fallback was allowed" in move.why
+    assert move.why == f"exited ({kind}) in import: why {kind}; fallbacks are off"
+
+
+KNOWS_NONE = replace(GENERIC, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "says"),
+    [
+        (None, GENERIC, "fallbacks are off"),
+        ((), SGLANG, "fallbacks are off"),
+        ("auto", GENERIC, "no fallbacks are known for the generic engine; name yours with engine="),
+        ("any", KNOWS_NONE, "no fallbacks are known for the mine engine"),
+        (
+            "auto",
+            replace(KNOWS_NONE, fallbacks=(SMALLER,)),
+            "all fallbacks that are known for the mine engine may alter results, which was not allowed",
+        ),
+        ("auto", SGLANG, ""),
+        ((NO_GRAPH,), GENERIC, ""),
+    ],
+)
+def test_that_there_are_no_fallbacks_has_a_reason(asked, engine, says):
+    assert why_none(asked, engine) == says
+    move = next_move((attempt(exited("crash")),), (), GO, no_fallbacks=says)
+    assert move.why.endswith(f"; {says or 'fallbacks are off'}")
+
+
+def test_fallbacks_that_do_not_answer_are_told_from_those_that_were_tried():
+    assert next_move((attempt(exited("crash")),), ALL, GO).why == (
+        "exited (crash) in import: why crash; no fallback answers this (of no-graph, no-custom, smaller)"
+    )
+    history = relaunched(relaunched((attempt(stuck()),), stuck()), stuck())
+    assert next_move(history, ALL, GO).why.endswith(
+        "; no fallback that answers this is left (of no-graph, no-custom, smaller; tried: no-graph, no-custom)"
+    )
 
 
 def test_an_unanswered_hang_is_retried_unchanged_once_and_only_on_request():

@@ -130,6 +130,11 @@ def test_requests_without_tokens_and_a_worker_in_a_lock_are_stuck_within_30_s():
     assert (numbers["requests running"], numbers["tokens generated"]) == (8.0, 480.0 * 20)
 
 
+def test_one_request_is_said_to_be_one():
+    server = flows(Asked()).goes(60, running=1, at=LOCKED)
+    assert "1 request is running and 0 waiting" in server.memory.verdict.why
+
+
 def test_a_kernel_that_never_ends_is_busy_at_floor_power():
     server = flows(Asked())
     t = server.memory.now

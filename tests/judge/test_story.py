@@ -7,7 +7,7 @@ import pytest
 from making import API, BUSY, CORE, MIB, NEVER, Member, Story, first, frames, gpu, rules, seen, watch
 
 from hangguard.facts import NOT_ASKED, IdlePlace, Limits, Listener, Port, Reply, ThreadStack, Unseen
-from hangguard.judge import assess, next_ask
+from hangguard.judge import assess, diagnose_memory, next_ask
 
 LOADED_AT = 1022.0
 
@@ -417,7 +417,29 @@ def test_ready_within_ends_a_start_that_moves_all_the_time():
     memories = watch(seed().goes(100, **BUSY).samples, rules(deadline=1100.0, limits=Limits(ready_within=100.0)))
     expired = first(memories, "expired")
     assert (expired.now, expired.verdict.kind) == (1100.0, "ready_within")
-    assert "100 s" in expired.verdict.why
+    assert expired.verdict.why == "not ready within 100 s"
+
+
+def test_a_start_that_is_over_names_the_hang_that_was_told_and_gives_its_advice_first():
+    late = rules(deadline=1060.0, limits=Limits(ready_within=60.0))
+    memories = watch(seed().goes(90).samples, late)
+    stuck, expired = first(memories, "stuck"), first(memories, "expired")
+    said = f"stuck ({stuck.verdict.kind}) in {stuck.verdict.phase} had been said {1060.0 - stuck.now:.0f} s before: "
+    assert expired.verdict.why.startswith(f"not ready within 60 s; {said}nothing moved for ")
+    assert stuck.verdict.why in expired.verdict.why
+    assert diagnose_memory(expired).advice == (
+        *diagnose_memory(stuck).advice, "raise ready_within if it was still moving",
+    )  # fmt: skip
+
+
+def test_one_that_moved_again_names_its_hang_too_and_is_not_said_to_stand():
+    late = rules(deadline=1060.0, limits=Limits(ready_within=60.0))
+    memories = watch(seed().goes(20).goes(40, **BUSY).samples, late)
+    expired = first(memories, "expired")
+    assert "had been said" in expired.verdict.why
+    standing = {finding.hypothesis: finding.standing for finding in diagnose_memory(expired).findings}
+    assert standing["CUDA graphs"] != "supported"
+    assert standing["a slow load of the weights"] == "supported"
 
 
 def test_unclear_that_is_over_does_not_count_towards_the_budget():

@@ -220,11 +220,11 @@ async def test_a_pid_that_means_another_process_by_now_is_never_acted_on(server)
 
 
 async def test_acting_needs_pid_start_time_and_the_word():
-    with pytest.raises(BadLaunch, match="needs pid and started"):
+    with pytest.raises(BadLaunch, match="needs pid= and started="):
         attach(5, on_hang="act")
-    with pytest.raises(BadLaunch, match="needs pid and started"):
+    with pytest.raises(BadLaunch, match="needs pid= and started="):
         attach(url="http://127.0.0.1:1", started=7, on_hang="act")
-    with pytest.raises(BadLaunch, match="needs pid and started"):
+    with pytest.raises(BadLaunch, match="needs pid= and started="):
         attach(match="vllm", on_hang="act")
     with pytest.raises(BadLaunch, match="must be"):
         attach(5, on_hang="kill")
@@ -289,7 +289,7 @@ def test_the_command_line_ends_with_the_server(tmp_path, server):
 def test_the_command_line_acts_only_with_the_start_time(tmp_path, hung):
     with hangguard(tmp_path, "attach", hung.pid, "--on-hang", "act") as running:
         assert running.wait() == 2
-        assert "needs pid and started" in running.err
+        assert "--on-hang act needs PID and --started" in running.err
     words = ("attach", hung.pid, "--on-hang", "act", "--started", hung.started, "--events", "-")
     with hangguard(tmp_path, *words) as running:
         poll(lambda: hung.process.poll() is not None, 60)
@@ -307,3 +307,14 @@ def test_what_cannot_be_watched(tmp_path, words, code):
     with hangguard(tmp_path, "attach", *words) as running:
         assert running.wait() == code
         assert "Traceback" not in running.err
+        assert running.out == ""
+
+
+def test_what_could_be_meant_instead_is_said_one_a_line(tmp_path, server):
+    with hangguard(tmp_path, "attach", "999999999") as running:
+        assert running.wait() == 22
+        assert running.out == ""
+        first, *candidates = running.err.splitlines()
+        assert first == "hangguard: Process 999999999 does not exist. [exit code 22]"
+        assert [line for line in candidates if line.startswith(f"  pid {server.pid}: ")]
+        assert all(line.startswith("  pid ") for line in candidates)

@@ -125,7 +125,9 @@ def test_a_directory_to_work_in_that_is_not_there(tmp_path):
         ({"log_bytes": 1e9}, "log_bytes is 1000000000.0"),
         ({"log_bytes": True}, "log_bytes is True"),
         ({"hooks": print}, "hooks is a builtin_function_or_method. It must be a sequence of callables"),
-        ({"hooks": [1]}, "sequence of callables"),
+        ({"hooks": [1]}, r"hooks\[0\] is an int, and cannot be called. It must be a sequence of callables"),
+        ({"hooks": (print, "x")}, r"hooks\[1\] is a str, and cannot be called"),
+        ({"hooks": "x"}, "hooks is 'x'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(wrong, says):

@@ -17,9 +17,11 @@ from commands import hangguard, poll, run, small
 from terminals import check_live_lines, live_lines, on_a_terminal
 
 from hangguard.cli.exits import exit_code_of
+from hangguard.cli.live import _line_for as line_of
 from hangguard.cli.live import ending
 from hangguard.errors import GaveUp, ServerLost
 from hangguard.facts import Attempt, Exited, Launch, Release, ReleaseItem
+from hangguard.supervision.events import Released
 
 KEYS = {
     "launched": {"pid", "argv"},
@@ -123,15 +125,17 @@ def test_links_are_not_followed_where_events_are_written(tmp_path):
     ("words", "says"),
     [
         (("--no-such-option", "--", "true"), "no-such-option"),
+        (("--port", "80", "vllm", "serve", "M"), "Options of the server go after --"),
+        (("--url", "nonsense", "--", "true"), "--url nonsense is no base URL"),
         (("--engine", "nonsense", "--", "true"), "Known are: sglang, vllm, generic"),
         (("--ready-within", "-1", "--", "true"), "ready-within"),
-        (("--patience", "nan", "--url", "http://127.0.0.1:1", "--", "true"), "must be a number of seconds"),
+        (("--patience", "nan", "--url", "http://127.0.0.1:1", "--", "true"), "--patience must be a number of seconds"),
         (("--ready-within", "soon", "--", "true"), "ready-within"),
         (("--attempts", "0", "--", "true"), "attempts"),
         (("--fallbacks", "never", "--", "true"), "fallbacks"),
         ((), "there is no command"),
         (("--", ""), "command is empty"),
-        (("--", "true"), "does not show where the server will answer"),
+        (("--", "true"), "Give --url http://127.0.0.1:8000, or put"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(tmp_path, words, says):
@@ -140,6 +144,31 @@ def test_what_cannot_be_meant_is_a_usage_error(tmp_path, words, says):
         assert says in running.err
         assert "Traceback" not in running.err
         assert running.out == ""
+
+
+def test_every_command_says_in_one_line_of_80_columns_what_it_does(tmp_path):
+    with hangguard(tmp_path, "--help", env={"COLUMNS": "80"}) as running:
+        assert running.wait() == 0
+        commands = running.out.partition("Commands:\n")[2].splitlines()
+    assert len(commands) == 10
+    assert [line for line in commands if "..." in line or not line.endswith(".") or len(line) > 80] == []
+
+
+def test_durations_are_shown_as_seconds(tmp_path):
+    with hangguard(tmp_path, "run", "--help") as running:
+        assert running.wait() == 0
+        assert "--ready-within SECONDS" in running.out
+        assert "FLOAT" not in running.out
+
+
+def test_a_release_that_is_not_proved_is_not_said_to_be_none():
+    free = ReleaseItem(resource="processes", answer="released")
+    unknown = ReleaseItem(resource="files", answer="unknown", detail="there are new names")
+    held = ReleaseItem(resource="port", answer="held", detail="pid 7", ours=False)
+    line, style = line_of(Released(t=0.0, attempt=1, release=Release(items=(free, unknown))))
+    assert (line, style) == ("RELEASE NOT PROVED: files: there are new names", "yellow")
+    line, _ = line_of(Released(t=0.0, attempt=1, release=Release(items=(held, unknown))))
+    assert line == "NOT RELEASED: port held: pid 7; files unknown: there are new names"
 
 
 def test_a_command_that_is_not_there_or_may_not_be_executed(tmp_path):
@@ -171,6 +200,7 @@ NEVER_READY = {
     "ends with 0": ((), {"exit_early": 0}, 14),
     "is too slow": (("--ready-within", "3"), {"phase_seconds": 1.0}, 124),
     "loses a worker": ((), {"faults": (("weights-load", "exit:7"),)}, 10),
+    "hangs, one attempt": (("--quiet", "--attempts", "1", "--patience", "3"), {"deadlock_at_capture": True}, 10),
     "ends with 7, one attempt": (ONE_UNCHANGED, {"exit_early": 7}, 7),
     "ends with 0, one attempt": (ONE_UNCHANGED, {"exit_early": 0}, 14),
 }
@@ -195,6 +225,18 @@ def test_exit_codes_of_a_server_that_never_became_ready(never_ready, name):
     events = running.events()
     check_form(events)
     assert [e["event"] for e in events][-2:] == ["gave_up", "ended"]
+
+
+def test_the_only_line_of_a_quiet_run_that_hung_says_what_where_and_who(never_ready):
+    running, _ = never_ready["hangs, one attempt"], never_ready["hangs, one attempt"].wait()
+    (line,) = (running.out + running.err).splitlines()
+    assert re.match(
+        r"hangguard: gave up after 1 attempt: stuck \(idle\) in graph-capture: nothing moved for \d+ s; .*; "
+        r"look at .+ \(pid \d+\) at .+; no attempts left \(1 of 1\)\. Evidence: /",
+        line,
+    )
+    (gave_up,) = running.named("gave_up")
+    assert gave_up["why"] in line
 
 
 @pytest.mark.long

@@ -338,7 +338,7 @@ def test_several_servers_are_listed_with_what_to_say(tmp_path):
         with hangguard(tmp_path, "diagnose") as running:
             assert running.wait() == 22
             assert "servers on this machine" in running.err
-            assert "Say which:  hangguard diagnose" in running.err
+            assert "Which one?  hangguard diagnose" in running.err
             rows = [line.split()[0] for line in running.out.splitlines()[1:]]
             assert {str(one.pid), str(two.pid)} <= set(rows)
         with hangguard(tmp_path, "diagnose", "--json") as running:

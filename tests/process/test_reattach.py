@@ -218,7 +218,7 @@ async def test_names_of_no_run_of_several_and_of_a_damaged_one_are_told_apart(tm
         async with reattach("20990101-000000-abcdef", run_dir=tmp_path):
             pass
     noted(tmp_path)
-    with pytest.raises(NoSuchRun, match="2 runs begin with"):
+    with pytest.raises(NoSuchRun, match=r"^2 runs begin with .*\. Which one\?\n"):
         async with reattach(made.run_id[:4], run_dir=tmp_path):
             pass
     Path(made.file("state.json")).write_text("{")

@@ -1,8 +1,11 @@
 """``hangguard ps`` and ``hangguard clean``: what they print, and with which code they end."""
 
+import json
+import os
 import re
 import subprocess
 import sys
+import time
 
 import commands
 from left import Made, identity
@@ -86,3 +89,24 @@ def test_the_table_fits_a_terminal_of_80_columns(tmp_path, keep):  # noqa: F811
     assert len(rows) == 1
     assert re.search(rf"{made.run_id} +left behind .* {made.server.pid} +stuck \(idle\) +vllm a/", rows[0])
     assert len(rows[0]) <= 80
+
+
+def test_only_what_runs_is_up_and_the_newest_comes_first(tmp_path, keep, hangguard):  # noqa: F811
+    base = tmp_path / "runs"
+    over, up = Made(base, keep), Made(base, keep)
+    over.server.kill()
+    over.server.wait()
+    os.close(over.log)  # which the sleeper alone had beside us
+    over.note(began=time.time() - 7200, members=(), outcome="it ended")
+    up.note(began=time.time() - 3600)
+    unreadable = base / "20200102-030405-abcdef"
+    unreadable.mkdir(mode=0o700)
+    code, out, _ = hangguard("ps", "--all", "--run-dir", base)
+    heading, *rows = out.splitlines()
+    assert code == 0
+    assert [row.split()[0] for row in rows] == [up.run_id, over.run_id, unreadable.name]
+    at = heading.index("up for")
+    assert [row[at : at + 6].strip() for row in rows] == ["60 min", "", ""]
+    assert [row["run_id"] for row in json.loads(hangguard("ps", "--all", "--json", "--run-dir", base)[1])["runs"]] == [
+        up.run_id, over.run_id, unreadable.name,
+    ]  # fmt: skip

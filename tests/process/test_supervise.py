@@ -560,7 +560,7 @@ def test_the_stop_of_the_retry_is_asked_of_real_attempts(tmp_path):
         with pytest.raises(GaveUp) as caught, plain(tmp_path, command, retry=retry, fallbacks=[more]):
             pass
         assert caught.value.retryable
-        assert "used up" in caught.value.why
+        assert "no attempts left" in caught.value.why
         assert len(caught.value.history) == 1
 
     after_one, after_a_while = tenacity.stop_after_attempt(1), tenacity.stop_after_delay(0.01)

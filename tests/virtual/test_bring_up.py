@@ -160,6 +160,25 @@ def test_ready_within_is_over_all_attempts():
     assert 600.0 <= played.ended_at <= 605.0
 
 
+def test_ready_within_ends_a_hang_that_was_only_to_be_reported_and_names_it():
+    played = play([Script(look=deadlocks)], on_hang="report", limits=Limits(ready_within=300.0))
+    assert isinstance(played.error, NotReadyInTime)
+    assert "not ready within 300 s; stuck (idle) in import had been said" in played.error.why
+    assert played.error.diagnosis.advice[0].startswith("look at ")
+    assert played.error.diagnosis.advice[-1].startswith("raise ready_within")
+
+
+def test_a_relaunch_that_would_come_too_late_is_not_made_and_the_hang_is_named():
+    wait = tenacity.wait_fixed(400.0)
+    fallbacks = [fallback("eager", "--eager", "import")]
+    limits = Limits(ready_within=300.0)
+    played = play([Script(look=deadlocks)], fallbacks=fallbacks, limits=limits, retry=Retry(wait=wait))
+    assert isinstance(played.error, NotReadyInTime)
+    assert played.error.why.startswith(
+        "not ready within 300 s; the last attempt: stuck (idle) in import: nothing moved"
+    )
+
+
 def test_the_deadline_bounds_the_looking_and_not_the_stopping():
     slow = Script(look=moves_for_ever, stop_takes=120.0)
     played = play([slow], limits=Limits(ready_within=100.0, stop_grace=90.0))

@@ -127,7 +127,7 @@ def files_item(
     if isinstance(unattributed, Unseen):
         return ReleaseItem(resource="files", answer="unknown", detail=_some([unattributed.reason, *unseen]))
     if unseen and unattributed:
-        detail = f"there are new names, and not all could be seen that members had: {_some(list(unseen))}"
+        detail = f"there are new names; could not check whether they are ours: {_some(list(unseen))}"
         return ReleaseItem(resource="files", answer="unknown", detail=detail)
     removed = [file for file in files if file.answer == "removed"]
     size = sum(file.used_bytes for file in removed) >> 20

@@ -10,9 +10,20 @@ import click
 
 from hangguard.cli.exits import INTERNAL, USAGE
 from hangguard.cli.run import Options, run_command
+from hangguard.cli.words import as_typed
 from hangguard.errors import HangguardError
 
-SECONDS = click.FloatRange(min=0.0)
+AFTER_DASHES = {"run", "preflight"}
+"""Commands that are followed by the command of a server."""
+
+
+class Seconds(click.FloatRange):
+    """A duration; the help shows it as ``SECONDS``."""
+
+    name = "seconds"
+
+
+SECONDS = Seconds(min=0.0)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +41,8 @@ def cli() -> None:
     type=click.Choice(["act", "report"]),
     default="act",
     show_default=True,
-    help="act: keep the evidence, stop, perhaps relaunch; report: tell, touch nothing.",
+    help="act: keep the evidence, stop, perhaps relaunch; report: say so and leave it running; --ready-within still "
+    "ends a start.",
 )
 @click.option(
     "--fallbacks",
@@ -40,10 +52,14 @@ def cli() -> None:
     help="auto: relaunch with changes that alter speed at most; any: also those that may alter results.",
 )
 @click.option("--attempts", type=click.IntRange(min=1), default=4, show_default=True, help="How many launches.")
-@click.option("--ready-within", type=SECONDS, default=3600.0, show_default=True, help="Over all attempts.")
-@click.option("--patience", type=SECONDS, help="Cap on the patience of every phase, seconds.")
-@click.option("--drain", type=SECONDS, help="When asked to stop, let requests finish first, for so long at most.")
-@click.option("--stop-within", type=SECONDS, help="When asked to stop, be over within: drain, grace, kill and proof.")
+@click.option(
+    "--ready-within", type=SECONDS, default=3600.0, show_default=True, help="Seconds until ready, over all attempts."
+)
+@click.option("--patience", type=SECONDS, help="Cap on the patience of every phase.")
+@click.option("--drain", type=SECONDS, help="When asked to stop: seconds to let running requests finish.")
+@click.option(
+    "--stop-within", type=SECONDS, help="When asked to stop: seconds for drain, grace, kill and proof together."
+)
 @click.option("--run-dir", metavar="PATH", help="Where the run's folder is made.  [default: the user's state folder]")
 @click.option(
     "--log-mib",
@@ -66,9 +82,10 @@ def cli() -> None:
 @click.option("--told-at", type=int, hidden=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(command: tuple[str, ...], **options: object) -> int:
-    """Start COMMAND, watch it, relaunch it where it hangs, and serve until Ctrl-C.
+    """Start COMMAND, watch it, and relaunch it where it hangs.
 
-    Ctrl-C, SIGTERM, SIGQUIT and a hang-up ask for the stop; a second one ends drain and grace, not the proof.
+    It serves until it is asked to stop. Ctrl-C, SIGTERM, SIGQUIT and a hang-up ask for the stop; a second one ends
+    drain and grace, not the proof.
 
     Exit codes: 0 ended as asked; 2 usage; 10 attempts used up; 11 permanent failure; 12 something is left
     behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
@@ -118,7 +135,9 @@ def status(run_: str, **options: object) -> int:
 @click.option("--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds for all of it.")
 @RUN_DIR
 def wait(**options: object) -> int:
-    """Wait for a run, or a server by its URL; print what was reached: ready, stuck, exit or timeout.
+    """Wait for a run, or for a server by its URL.
+
+    What was reached is printed: ready, stuck, exit or timeout.
 
     Exit codes: 0 what was waited for; 14 it is over, and so that cannot come any more; 20 it hangs, and nobody acts on
     it; 124 timeout; 22 there is no such run, or nobody listens at URL; 12 nobody of it can be asked, and some of its
@@ -131,8 +150,8 @@ def wait(**options: object) -> int:
 
 @cli.command()
 @click.argument("run_", metavar="RUN")
-@click.option("--drain", type=SECONDS, help="Let requests finish first, for so long at most.")
-@click.option("--within", type=SECONDS, help="Be over within: drain, grace, kill and proof.")
+@click.option("--drain", type=SECONDS, help="Seconds to let running requests finish.")
+@click.option("--within", type=SECONDS, help="Seconds for drain, grace, kill and proof together.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @RUN_DIR
 def stop(run_: str, **options: object) -> int:
@@ -156,9 +175,10 @@ def stop(run_: str, **options: object) -> int:
 @click.option("--run-dir", metavar="PATH", help="Where the run's folder will be.  [default: the user's state folder]")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def preflight(command: tuple[str, ...], **options: object) -> int:
-    """Look around before COMMAND is started: what is in its way, what cannot be seen here, and what would give it.
+    """Look around before COMMAND is started: what is in its way.
 
-    Nothing is changed and nothing of COMMAND is started. It refuses only what is certain; takes under 10 seconds.
+    It says too what cannot be seen here, and what would give it. Nothing is changed and nothing of COMMAND is
+    started. It refuses only what is certain; takes under 10 seconds.
 
     Exit codes: 0 nothing stands in the way; 13 refused; 126, 127 the command cannot be executed, was not found;
     2 usage; 1 internal error.
@@ -179,10 +199,10 @@ def preflight(command: tuple[str, ...], **options: object) -> int:
 @click.option("--canary", is_flag=True, help="Ask it for a few tokens too; with --within 40 a proof while it serves.")
 @click.option("--within", type=SECONDS, default=13.5, show_default=True, help="Seconds for all of it.")
 def diagnose(**options: object) -> int:
-    """Look once at a server that runs already: does it hang, where, and what to do next.
+    """Look once at a running server: whether it hangs, and where.
 
-    Nothing of it is touched: no signal, no stop, no file. Without PID or URL the server of this machine is looked
-    at; where there are several, they are listed.
+    What to do next is said too. Nothing of it is touched: no signal, no stop, no file. Without PID or URL the
+    server of this machine is looked at; where there are several, they are listed.
 
     Exit codes: 0 it moves or is ready; 20 it hangs or is broken; 21 neither could be proved; 22 there is no such
     server, or several and none was named; 14 it ended meanwhile; 2 usage; 1 internal error.
@@ -204,7 +224,7 @@ def diagnose(**options: object) -> int:
     type=click.Choice(["report", "act"]),
     default="report",
     show_default=True,
-    help="report: tell, touch nothing; act: keep the evidence and stop it, which needs PID and --started.",
+    help="report: say so, touch nothing; act: keep the evidence and stop it, which needs PID and --started.",
 )
 @click.option("--run-dir", metavar="PATH", help="Where the evidence of an act is kept.  [default: the state folder]")
 @click.option("--events", metavar="FILE", help="Write one JSON object a line to FILE; - is standard output.")
@@ -223,7 +243,10 @@ def attach(**options: object) -> int:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def demo(*, as_json: bool) -> int:
-    """The story in under a minute, without GPU or model: a small server that really deadlocks comes up anyway."""
+    """A demonstration in under a minute, without GPU or model.
+
+    A small server that really deadlocks comes up anyway.
+    """
     from hangguard.cli.demo import run_demo  # noqa: PLC0415 - needs the testing extra's parts
 
     return run_demo(as_json=as_json)
@@ -236,7 +259,7 @@ def demo(*, as_json: bool) -> int:
     "--run-dir", metavar="PATH", help="Where the runs have their folders.  [default: the user's state folder]"
 )
 def ps(**options: object) -> int:
-    """List the runs that go on, and those that are dead and have left something.
+    """List runs that go on, or are dead and have left something.
 
     What is listed is what the kernel shows, not what a state file says. Nothing is touched.
 
@@ -255,11 +278,12 @@ def ps(**options: object) -> int:
     "--run-dir", metavar="PATH", help="Where the runs have their folders.  [default: the user's state folder]"
 )
 def clean(**options: object) -> int:
-    """End and remove what a dead run has left: processes, shared memory, sockets. Without --yes it is only shown.
+    """End and remove what a dead run has left.
 
-    RUN is the id of a run, the beginning of one, or the path of its folder; without it all that left something are
-    meant. Only what is proved to be of the run is touched; a run that goes on is not (hangguard stop RUN ends that).
-    The folder of the run stays, with its logs.
+    That is processes, shared memory and sockets; without --yes it is only shown. RUN is the id of a run, the
+    beginning of one, or the path of its folder; without it all that left something are meant. Only what is proved
+    to be of the run is touched; a run that goes on is not (hangguard stop RUN ends that). The folder of the run
+    stays, with its logs.
 
     Exit codes: 0 nothing is left, or would be; 12 something of ours is left and cannot be ended; 13 RUN goes on;
     21 something could not be seen; 22 there is no such run, or several; 2 usage; 1 internal error.
@@ -277,11 +301,14 @@ def invoke(arguments: Sequence[str]) -> int:
         return done.exit_code
     except click.ClickException as wrong:
         wrong.show()
+        if isinstance(wrong, click.NoSuchOption) and wrong.ctx is not None and wrong.ctx.info_name in AFTER_DASHES:
+            example = f"hangguard {wrong.ctx.info_name} [OPTIONS] -- vllm serve M --port 8000"
+            print(f"Options of the server go after --, for example: {example}", file=sys.stderr)
         return USAGE
     except click.Abort:
         return 130
     except HangguardError as failure:
-        print(f"hangguard: {failure}", file=sys.stderr)
+        print(f"hangguard: {as_typed(str(failure))}", file=sys.stderr)
         return INTERNAL
     except Exception:  # noqa: BLE001 - the edge of the program
         traceback.print_exc()

@@ -16,6 +16,7 @@ from rich.text import Text
 from hangguard.cli.exits import ASKED, HANGS, INTERNAL, LEFT, LOST, NO_SERVER, USAGE
 from hangguard.cli.live import _line_for as line_for
 from hangguard.cli.outlets import EventWriter, is_stdout
+from hangguard.cli.words import as_typed
 from hangguard.errors import BadLaunch, HangguardError, LeftBehind, NoSuchServer
 from hangguard.facts import Exited, Verdict
 from hangguard.looking import Attachment, attach
@@ -49,7 +50,7 @@ def run_attach(options: AttachOptions) -> int:
             attachment = _attachment(options, hooks)
             writer = EventWriter(options.events) if options.events is not None else None
         except BadLaunch as wrong:
-            print(f"hangguard: {clean_text(redact(str(wrong)))}", file=sys.stderr)
+            print(f"hangguard: {clean_text(redact(as_typed(str(wrong))))}", file=sys.stderr)
             print("Try 'hangguard attach --help'.", file=sys.stderr)
             return USAGE
         printer = _Printer(quiet=options.quiet, events_on_stdout=is_stdout(options.events))
@@ -138,8 +139,15 @@ class _Printer:
         line, style = line_for(event)
         if line and not self._quiet:
             stamp = f"{time.monotonic() - self._began:7.1f} s  "
-            self._console.print(Text.assemble((stamp, "dim"), (clean_text(redact(line)), style)))
+            self._console.print(Text.assemble((stamp, "dim"), (clean_text(redact(as_typed(line))), style)))
 
     def last(self, text: str, code: int) -> None:
-        lines = clean_text(redact(text).replace("\n", " | "))
-        self._console.print(Text(f"hangguard: {lines} [exit code {code}]", "bold" if code == ASKED else "bold red"))
+        """Print how it ended; to standard error where nothing was watched, with what could be meant one a line."""
+        style = "bold" if code == ASKED else "bold red"
+        if code in {NO_SERVER, USAGE, INTERNAL}:
+            first, *others = redact(as_typed(text)).splitlines()
+            lines = [f"hangguard: {clean_text(first)} [exit code {code}]", *map(clean_text, others)]
+            Console(stderr=True, highlight=False, soft_wrap=True).print(Text("\n".join(lines), style))
+            return
+        line = clean_text(redact(as_typed(text)).replace("\n", " | "))
+        self._console.print(Text(f"hangguard: {line} [exit code {code}]", style))

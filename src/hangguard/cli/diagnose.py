@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hangguard.cli.exits import NO_SERVER, USAGE, exit_code_of_look
+from hangguard.cli.words import as_typed
 from hangguard.errors import BadLaunch, NoSuchServer
 from hangguard.looking import diagnose
 from hangguard.redact import clean_text, redact
@@ -62,7 +63,7 @@ def run_diagnose(options: DiagnoseOptions) -> int:
     except NoSuchServer as none:
         return _choose(none, options)
     except BadLaunch as wrong:
-        print(f"hangguard: {clean_text(redact(str(wrong)))}", file=sys.stderr)
+        print(f"hangguard: {clean_text(redact(as_typed(str(wrong))))}", file=sys.stderr)
         print("Try 'hangguard diagnose --help'.", file=sys.stderr)
         return USAGE
     code = exit_code_of_look(look.verdict)
@@ -100,7 +101,7 @@ def print_lines(lines: Iterable[Line]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     width = min(WIDEST, shutil.get_terminal_size().columns) if console.is_terminal else None
     for line in lines:
-        for piece in _wrapped(line, width):
+        for piece in _wrapped(replace(line, text=as_typed(line.text)), width):
             console.print(Text(" " * line.indent + piece, line.style))
 
 
@@ -119,7 +120,7 @@ def _choose(none: NoSuchServer, options: DiagnoseOptions) -> int:
     """Say which servers there are, and what to say to choose one."""
     servers = anyio.run(find_servers) if none.candidates else ()
     places = Placeholders() if options.share else None
-    problem = clean_text(redact(none.problem))
+    problem = clean_text(redact(as_typed(none.problem)))
     if options.as_json:
         document = {
             "schema": 1,
@@ -129,11 +130,11 @@ def _choose(none: NoSuchServer, options: DiagnoseOptions) -> int:
         }
         _print_json(places.value(document) if places else document)
         return NO_SERVER
-    advice = f" {none.advice.rstrip('. ')}." if none.advice and not servers else ""
+    advice = f" {as_typed(none.advice).rstrip('. ')}." if none.advice and not servers else ""
     print(f"hangguard: {problem}.{advice}", file=sys.stderr)
     if servers:
         _print_table(servers, places)
-        print(f"Say which:  hangguard diagnose {servers[0].pid}", file=sys.stderr)
+        print(f"Which one?  hangguard diagnose {servers[0].pid}", file=sys.stderr)
     return NO_SERVER
 
 

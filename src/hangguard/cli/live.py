@@ -17,6 +17,7 @@ from rich.text import Text
 from hangguard.act._membership import is_alive
 from hangguard.cli.exits import LEFT
 from hangguard.cli.outlets import Outlet
+from hangguard.cli.words import as_typed
 from hangguard.errors import GaveUp, HangguardError
 from hangguard.facts import AppliedChange, Attempt, Drained, Release, ToldBy, Tree, Unseen
 from hangguard.redact import clean_text, redact
@@ -71,7 +72,7 @@ class Terminal:
         """Print one line with its time, unless quiet."""
         if not self._quiet:
             stamp = f"{time.monotonic() - self._started:7.1f} s  "
-            self._console.print(Text.assemble((stamp, "dim"), (self._wrapped(clean_text(line)), style)))
+            self._console.print(Text.assemble((stamp, "dim"), (self._wrapped(clean_text(as_typed(line))), style)))
 
     def print(self, text: RenderableType = "") -> None:
         """Print as it is, unless quiet."""
@@ -89,7 +90,9 @@ class Terminal:
 
     def last_line(self, failure: BaseException | None, last: Attempt | None, code: int) -> None:
         """Print how it ended, in one line that is loud where the server ran changed; the story goes before it."""
-        headline, *story = map(redact, ending(failure, last, code))  # a stranger's title may hold his secrets
+        headline, *story = map(
+            as_typed, map(redact, ending(failure, last, code))
+        )  # a stranger's title may hold his secrets
         for line in story:
             self.print(Text(f"  {clean_text(line)}", "red"))
         text = Text(f"hangguard: {clean_text(headline)}", "bold green" if code == 0 else "bold red")
@@ -308,5 +311,8 @@ def _line_for_release(release: Release) -> tuple[str, str]:
         more += f"; left running, for it is no part of the server: {left}"
     if release.answer == "released":
         return f"released: nothing of it is left{more}", ""
+    if release.answer == "unknown":
+        unknown = [f"{item.resource}: {item.detail}" for item in release.items if item.answer == "unknown"]
+        return f"RELEASE NOT PROVED: {'; '.join(unknown)}{more}", "yellow"
     open_ = [f"{item.resource} {item.answer}: {item.detail}" for item in release.items if item.answer != "released"]
     return f"NOT RELEASED: {'; '.join(open_)}{more}", "bold red" if release.left_behind else "yellow"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from hangguard.cli.exits import LEFT, NO_SERVER, TOO_LATE, USAGE
+from hangguard.cli.words import as_typed
 from hangguard.errors import BadLaunch, NoAnswer, NoSuchRun, NoSuchServer, RunOver
 from hangguard.redact import clean_text, redact
 
@@ -31,5 +32,5 @@ def ask_outside(question: Callable[[], Awaitable[int]]) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"hangguard: {clean_text(redact(text))}", file=sys.stderr)
+    print(f"hangguard: {clean_text(redact(as_typed(text)))}", file=sys.stderr)
     return code

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hangguard.cli.diagnose import print_lines
 from hangguard.cli.exits import USAGE, exit_code_before_launch
+from hangguard.cli.words import as_typed
 from hangguard.errors import BadLaunch
 from hangguard.facts import Preflight
 from hangguard.looking import preflight
@@ -35,7 +36,7 @@ def run_preflight(options: PreflightOptions) -> int:
     try:
         found = _look(options)
     except BadLaunch as wrong:
-        print(f"hangguard: {clean_text(redact(str(wrong)))}", file=sys.stderr)
+        print(f"hangguard: {clean_text(redact(as_typed(str(wrong))))}", file=sys.stderr)
         print("Try 'hangguard preflight --help'.", file=sys.stderr)
         return USAGE
     code = exit_code_before_launch(found.refusals)

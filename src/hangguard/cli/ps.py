@@ -59,9 +59,19 @@ def run_ps(options: PsOptions) -> int:
 
 
 async def _look(options: PsOptions) -> tuple[tuple[RunNow, ...], dict[str, int | None]]:
-    runs = await look_at(lambda: list_runs(options.run_dir))
-    shown = runs if options.all_runs else tuple(filter(_is_of_interest, runs))
+    runs = sorted(await look_at(lambda: list_runs(options.run_dir)), key=_began, reverse=True)
+    shown = tuple(now for now in runs if options.all_runs or _is_of_interest(now))
     return shown, await _gpu_memory(shown)
+
+
+def _began(now: RunNow) -> float:
+    """Return when it began, by the clock on the wall; of one that cannot be read its id says so, or nothing does."""
+    if not isinstance(now.found.state, Unseen):
+        return now.found.state.began
+    try:
+        return time.mktime(time.strptime(now.found.run_id[:15], "%Y%m%d-%H%M%S"))
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _is_of_interest(now: RunNow) -> bool:
@@ -110,7 +120,7 @@ def _row(now: RunNow, memory: dict[str, int | None]) -> dict[str, str]:
         living = {pid for pid, _ in now.members}
         root = state.root[0] if state.root is not None and state.root[0] in living else min(living, default=0)
         row |= {
-            "up for": duration(max(0.0, time.time() - state.began)),
+            "up for": duration(max(0.0, time.time() - state.began)) if _is_up(now, state) else "",
             "pid": f"{root}" + (f" +{len(living) - 1}" if len(living) > 1 else "") if root else "",
             "at": _place(state),
             "verdict": "" if state.verdict in {"ready", "moving"} else verdict_of(state),
@@ -118,6 +128,11 @@ def _row(now: RunNow, memory: dict[str, int | None]) -> dict[str, str]:
         }
     row["what"] = what_runs(state)
     return {heading: clean_text(redact(word)) for heading, word in row.items()}
+
+
+def _is_up(now: RunNow, state: RunState) -> bool:
+    """Whether something of it runs, or may: of what is elsewhere its own last word is all there is."""
+    return now.is_alive or bool(now.members) or (now.standing == "elsewhere" and not state.outcome)
 
 
 def _place(state: RunState) -> str:

@@ -17,6 +17,7 @@ from hangguard.cli.deadline import Deadline
 from hangguard.cli.exits import REFUSED, exit_code_of
 from hangguard.cli.live import Terminal
 from hangguard.cli.outlets import EventWriter, LogFollower, is_stdout
+from hangguard.cli.words import as_typed
 from hangguard.errors import BadLaunch, HangguardError, StoppedEarly
 from hangguard.facts import Attempt, Limits, Permission
 from hangguard.redact import clean_text, redact, secrets_of
@@ -79,7 +80,7 @@ def run_command(options: Options) -> int:
         supervision = _supervision(options, hooks)
         writer = EventWriter(options.events) if options.events is not None else None
     except HangguardError as refused:
-        print(f"hangguard: {clean_text(redact(str(refused)))}", file=sys.stderr)
+        print(f"hangguard: {clean_text(redact(as_typed(str(refused))))}", file=sys.stderr)
         if isinstance(refused, BadLaunch):
             print("Try 'hangguard run --help'.", file=sys.stderr)
         return exit_code_of(refused, None, pass_through=False)

@@ -3,7 +3,7 @@
 from hangguard.judge.assess import assess, next_ask, start, step
 from hangguard.judge.hypotheses import HYPOTHESES, diagnose_memory
 from hangguard.judge.memory import Memory
-from hangguard.judge.policy import Budget, GiveUp, Keep, Move, Relaunch, next_move, permitted
+from hangguard.judge.policy import Budget, GiveUp, Keep, Move, Relaunch, next_move, permitted, why_none
 from hangguard.judge.rules import Rules, rules_for
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "rules_for",
     "start",
     "step",
+    "why_none",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hangguard.facts import Broken, Exited, Expired, Finding, Phase, Stuck
 from hangguard.judge.memory import Memory
@@ -99,7 +100,9 @@ def advice_for(memory: Memory, findings: tuple[Finding, ...]) -> tuple[str, ...]
     if verdict.left_locks:
         return (*about_left_locks(verdict.left_locks), _NO_OPTION)
     if isinstance(verdict, Expired) and verdict.kind == "ready_within":
-        return ("raise ready_within if it was still moving", *_of_a_hang(memory, findings)[:2])
+        told = () if memory.hang is None else advice_for(replace(memory, verdict=memory.hang, hang=None), findings)
+        raised = "raise ready_within if it was still moving"
+        return (*told, raised) if told else (raised, *_of_a_hang(memory, findings)[:2])
     if isinstance(verdict, (Stuck, Broken, Expired)):
         looks = (f"look at {verdict.suspects[0]}",) if isinstance(verdict, (Stuck, Broken)) and verdict.suspects else ()
         return (*(looks or ("look at the stacks in the evidence",)), *_of_a_hang(memory, findings))
@@ -119,7 +122,7 @@ def about_left_locks(paths: tuple[str, ...]) -> tuple[str, ...]:
 
 def _of_a_reason(reason: str, *, permanent: bool) -> tuple[str, ...]:
     known = (BY_REASON[reason],) if reason in BY_REASON else ()
-    again = ("mend the command: the same launch would end the same way again",)
+    again = ("fix the command: the same launch would end the same way again",)
     return (*known, *(again if permanent and not known else ()))
 
 

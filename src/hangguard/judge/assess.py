@@ -13,11 +13,13 @@ from functools import reduce
 from hangguard.delegates import advice_for
 from hangguard.facts import (
     Ask,
+    Broken,
     Exited,
     Expired,
     Phase,
     Reply,
     Sample,
+    Stuck,
     Unclear,
     Unseen,
     Verdict,
@@ -36,6 +38,7 @@ from hangguard.judge.serving import UNASKED, judge_serving
 from hangguard.judge.startup import starting
 from hangguard.judge.telling import judged, phase_at, unseen
 from hangguard.judge.waits import with_left_locks
+from hangguard.judge.words import named, reasons
 
 FAREWELL = 10.0
 """Seconds that members may outlive the launched process before its end counts as the end."""
@@ -59,11 +62,9 @@ def step(memory: Memory, sample: Sample) -> Memory:
     begun = memory.undecided_since is not None and memory.progress_at < sample.t
     memory = replace(memory, undecided_since=(memory.undecided_since if begun else sample.t) if undecided else None)
     verdict = _out_of_budget(memory, sample, verdict) or with_left_locks(memory, sample, verdict)
-    return replace(
-        memory,
-        last=sample,
-        verdict=_dated(verdict, memory.verdict if memory.last else None, sample.t),
-    )
+    verdict = _dated(verdict, memory.verdict if memory.last else None, sample.t)
+    hang = verdict if isinstance(verdict, (Stuck, Broken)) else memory.hang
+    return replace(memory, last=sample, verdict=verdict, hang=hang)
 
 
 def next_ask(memory: Memory) -> Ask:
@@ -129,10 +130,13 @@ def _phase_of_the_end(memory: Memory) -> Phase:
 
 
 def _out_of_time(memory: Memory, sample: Sample) -> Verdict | None:
-    limits = memory.rules.limits
-    if sample.t >= memory.rules.deadline:
-        return judged(Expired, memory, sample, f"not ready within {limits.ready_within:.0f} s", "ready_within")
-    return None
+    if sample.t < memory.rules.deadline:
+        return None
+    why = f"not ready within {memory.rules.limits.ready_within:.0f} s"
+    if memory.hang is not None:
+        said = f"had been said {sample.t - memory.hang.since:.0f} s before"
+        why = f"{why}; {named(memory.hang)} {said}: {reasons(memory.hang)}"
+    return judged(Expired, memory, sample, why, "ready_within")
 
 
 def _out_of_budget(memory: Memory, sample: Sample, verdict: Verdict) -> Verdict | None:

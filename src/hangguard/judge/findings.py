@@ -23,10 +23,10 @@ def told(memory: Memory, reason: str) -> tuple[str, ...]:
 
 
 def is_stopped(memory: Memory) -> bool:
-    """Say whether it came to a stand."""
-    return isinstance(memory.verdict, (Stuck, Broken)) or (
-        isinstance(memory.verdict, Expired) and memory.verdict.kind != "ready_within"
-    )
+    """Say whether it came to a stand: also where the time of a start ran out over a hang that had been told."""
+    if isinstance(memory.verdict, Expired) and memory.verdict.kind == "ready_within":
+        return memory.hang is not None and memory.progress_at <= memory.hang.since
+    return isinstance(memory.verdict, (Stuck, Broken, Expired))
 
 
 def given(memory: Memory, *options: str) -> str:
@@ -49,7 +49,7 @@ def not_there(memory: Memory, name: str, first: Phase) -> Finding:
     phase = memory.verdict.phase
     has_phases = bool(memory.rules.markers or memory.rules.stack_markers)  # else it never leaves the first
     if has_phases and stopped_at(memory) and not is_later(phase, first) and phase != first:
-        return found(name, "ruled out", f"it did not come so far: {phase}")
+        return found(name, "ruled out", f"it did not get that far ({phase})")
     if frames_of_workers(memory) and is_stopped(memory):
         return found(name, "ruled out", "no worker stands there")
     return found(name, "open", f"it is in {phase}" if has_phases else "its phases are not known")

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from hangguard.facts import (
     NOT_ASKED,
+    Broken,
     Departed,
     Moving,
     Phase,
     Reply,
     Sample,
+    Stuck,
     Tree,
     Unseen,
     Verdict,
@@ -112,6 +114,8 @@ class Memory:
     undecided_since: float | None = None
     """Since when the verdict has been waiting or unclear and nothing was produced."""
     verdict: Verdict = Moving(phase="import")
+    hang: Stuck | Broken | None = None
+    """The newest verdict that it hangs or is broken: a start that only had to be told of one goes on until its end."""
 
     @property
     def idle_for(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hangguard.changes import describe
+from hangguard.engines.base import Engine
 from hangguard.facts import (
     AppliedChange,
     Attempt,
@@ -21,7 +22,10 @@ from hangguard.facts import (
     Verdict,
 )
 from hangguard.judge.phases import is_later
+from hangguard.judge.words import in_one_line
 
+OFF = "fallbacks are off"
+"""The caller allows none."""
 TRANSIENT = ("port", "download", "dist-timeout")
 """Reasons of an exit after which the very same launch may well come up: a port that a predecessor has not let go yet,
 a hub that did not answer, a peer that was late."""
@@ -79,17 +83,31 @@ def permitted(fallbacks: Permission | Sequence[Fallback] | None, offered: tuple[
     return tuple(fallbacks)
 
 
+def why_none(fallbacks: Permission | Sequence[Fallback] | None, engine: Engine) -> str:
+    """Return why the caller gets no fallback at all, in words; empty: he gets some."""
+    if permitted(fallbacks, engine.fallbacks):
+        return ""
+    if not isinstance(fallbacks, str):
+        return OFF
+    if engine.fallbacks:
+        return f"all fallbacks that are known for the {engine.name} engine may alter results, which was not allowed"
+    name_it = "; name yours with engine=" if engine.name == "generic" else ""
+    return f"no fallbacks are known for the {engine.name} engine{name_it}"
+
+
 def next_move(
     history: tuple[Attempt, ...],
     fallbacks: tuple[Fallback, ...],
     budget: Budget,
     *,
     retry_hangs: bool = False,
+    no_fallbacks: str = "",
 ) -> Move:
     """Return what to do after the last attempt of ``history``.
 
     One change per relaunch. A change after which the launch came further is kept, any other is taken back.
-    ``retry_hangs`` allows one unchanged retry of a hang that no fallback answers.
+    ``retry_hangs`` allows one unchanged retry of a hang that no fallback answers. ``no_fallbacks`` says why there
+    are none.
     """
     last = history[-1]
     verdict = last.verdict
@@ -100,7 +118,7 @@ def next_move(
     if verdict.left_locks:  # before any option is blamed: none of them ends this wait
         return _after_a_lock(history, budget)
     if not budget.another:
-        return GiveUp(budget.why or "the attempts are used up", "exhausted")
+        return _used_up(verdict, budget)
     launch, changes = _base(history)
     tried = {name for attempt in history for name in attempt.fallbacks}
     for fallback in fallbacks:
@@ -115,7 +133,8 @@ def next_move(
         # What a server held when it hung is lost already: nothing is gained by waiting.
         after = 0.0 if verdict.phase == "serving" and not isinstance(verdict, Exited) else budget.after
         return Relaunch(launch, after, None, changes, "an unchanged retry")
-    return GiveUp(_nothing_left(verdict, fallbacks), "exhausted")
+    why = _nothing_left(fallbacks, tried) if fallbacks else no_fallbacks or OFF
+    return GiveUp(f"{in_one_line(verdict)}; {why}", "exhausted")
 
 
 def _no_relaunch(last: Attempt) -> GiveUp | None:
@@ -139,7 +158,7 @@ def _after_a_lock(history: tuple[Attempt, ...], budget: Budget) -> Move:
     ours = [path for path in locks if path in removed]
     if ours and not any(attempt.verdict.left_locks for attempt in history[:-1]):
         if not budget.another:
-            return GiveUp(budget.why or "the attempts are used up", "exhausted")
+            return _used_up(last.verdict, budget)
         why = f"{ours[0]}, which a killed build of this launch had left, is removed"
         return Relaunch(last.launch, budget.after, None, last.changes, why)
     why = f"no option of the server ends a wait for a lock that was left ({', '.join(locks)}), nor does a relaunch"
@@ -179,8 +198,14 @@ def _may_retry_unchanged(history: tuple[Attempt, ...], *, retry_hangs: bool) -> 
     return retry_hangs and isinstance(verdict, (Stuck, Broken))
 
 
-def _nothing_left(verdict: Verdict, fallbacks: tuple[Fallback, ...]) -> str:
-    what = f"{verdict.verdict} ({verdict.kind}) in {verdict.phase}" if verdict.kind else verdict.verdict
-    if not fallbacks:
-        return f"{what}, and no fallback was allowed"
-    return f"{what}, and no fallback that answers it is left (of {', '.join(f.name for f in fallbacks)})"
+def _used_up(verdict: Verdict, budget: Budget) -> GiveUp:
+    return GiveUp(f"{in_one_line(verdict)}; {budget.why or 'no attempts left'}", "exhausted")
+
+
+def _nothing_left(fallbacks: tuple[Fallback, ...], tried: set[str]) -> str:
+    """Say that those that there are do not answer this, or do not apply to this launch, and which were tried."""
+    names = [fallback.name for fallback in fallbacks]
+    before = [name for name in names if name in tried]
+    if before:
+        return f"no fallback that answers this is left (of {', '.join(names)}; tried: {', '.join(before)})"
+    return f"no fallback answers this (of {', '.join(names)})"

@@ -257,10 +257,14 @@ def _note_demand(memory: ServingMemory, t: float) -> ServingMemory:
     )
 
 
+def _requests(number: int) -> str:
+    return f"{number} request{' is' if number == 1 else 's are'}"
+
+
 def _demand(memory: ServingMemory, t: float) -> tuple[Demand, str]:
     c = memory.counters
     if c is not None and memory.requests:
-        return "strong", f"{c.running or 0} requests are running and {c.waiting or 0} waiting"
+        return "strong", f"{_requests(c.running or 0)} running and {c.waiting or 0} waiting"
     if memory.canary_since is not None:
         return "strong", "a test request is open"
     if memory.clients and t - memory.clients_at <= FRESH:

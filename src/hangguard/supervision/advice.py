@@ -23,6 +23,7 @@ from hangguard.facts import (
 )
 from hangguard.judge import Memory, permitted
 from hangguard.judge.serving import SILENT_WITHOUT_GPUS
+from hangguard.observe.stacks import MISSING
 from hangguard.supervision.found import FoundServer
 from hangguard.supervision.look import Look, Missing
 
@@ -32,8 +33,14 @@ _HELPS = {
     "GPUs": "the driver does not answer: see dmesg",
     "health": "",
     "port": "--url http://HOST:PORT",
-    "stacks": "pip install 'hangguard[stacks]' beside hangguard",
 }
+_OF_THIS_MACHINE = {"processes", "log", "port", "host", "stacks", "locks"}
+"""Sources that always answer where there is time enough; a driver, a server or a peer may be what does not."""
+_INSTALL = "pip install 'hangguard[stacks]' beside hangguard"
+_BUSY = (
+    "this machine, or the process, is too busy to be looked at in that time: look longer "
+    "(hangguard diagnose --within 40), or once less runs here"
+)
 LONG_LOOK = 30.0
 """Seconds of a look after which a longer one of the same kind would tell nothing more."""
 _FIND_OUT = ("or let hangguard find out: hangguard run -- COMMAND",)
@@ -52,8 +59,9 @@ def missing_in(samples: tuple[Sample, ...], server: FoundServer) -> tuple[Missin
             continue
         facts = [fact for sample in samples if (fact := getattr(sample, name)) != NOT_ASKED]
         if facts and isinstance(facts[-1], Unseen):
-            helps = _PERMISSION if _is_permission(facts[-1].reason) and server.pid else _HELPS.get(source, "")
-            found.append(Missing(source=source, reason=facts[-1].reason, helps=helps))
+            reason = facts[-1].reason
+            helps = _help_for(source, reason) if server.pid or not _is_permission(reason) else _HELPS.get(source, "")
+            found.append(Missing(source=source, reason=reason, helps=helps))
     return (*found, *_unseen_members(samples), *_unseen_bytes(samples))
 
 
@@ -69,7 +77,7 @@ def _unseen_members(samples: tuple[Sample, ...]) -> list[Missing]:
         Missing(
             source="stacks",
             reason=f"{', '.join(who[:4])}{f' and {len(who) - 4} more' if len(who) > 4 else ''}: {reason}",
-            helps=_PERMISSION if _is_permission(reason) else "",
+            helps=_help_for("stacks", reason),
         )
         for reason, who in by_reason.items()
     ]
@@ -80,6 +88,20 @@ def _unseen_bytes(samples: tuple[Sample, ...]) -> list[Missing]:
     if isinstance(tree, Unseen) or all(process.read_chars is not None for process in tree.members):
         return []
     return [Missing(source="bytes read", reason="the kernel shows them to the server's own user", helps=_PERMISSION)]
+
+
+def _help_for(source: str, reason: str) -> str:
+    """Return what would give a source, by why it was not seen; empty: nothing that is known would."""
+    if _is_permission(reason):
+        return _PERMISSION
+    if reason.startswith(MISSING.reason):
+        return _INSTALL
+    return _BUSY if source in _OF_THIS_MACHINE and _is_late(reason) else _HELPS.get(source, "")
+
+
+def _is_late(reason: str) -> bool:
+    """Only for advice, as below."""
+    return "no answer within" in reason or "not answer within" in reason
 
 
 def _is_permission(reason: str) -> bool:

@@ -45,5 +45,21 @@ def check_asked(**given: object) -> None:
     for name, is_allowed, what in _ALLOWED:
         value = given[name]
         if not is_allowed(value):
-            shown = repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
-            raise BadLaunch(f"{name} is {shown}", advice=f"It must be {what}")
+            problem = _of_one_hook(value) if name == "hooks" else ""
+            raise BadLaunch(problem or f"{name} is {_shown(value)}", advice=f"It must be {what}")
+
+
+def _of_one_hook(hooks: object) -> str:
+    """Return which one of several cannot be called; empty: there is no sequence of them at all."""
+    if not isinstance(hooks, Sequence) or isinstance(hooks, (str, bytes)):
+        return ""
+    number, hook = next((number, hook) for number, hook in enumerate(hooks) if not callable(hook))
+    return f"hooks[{number}] is {_a(type(hook).__name__)}, and cannot be called"
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, (str, int, float)) else _a(type(value).__name__)
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

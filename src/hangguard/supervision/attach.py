@@ -80,7 +80,9 @@ class Attaching:
         """Refuse what cannot be meant."""
         given = [name for name in ("pid", "url", "match") if getattr(self, name) is not None]
         if self.match is not None and len(given) > 1:
-            raise BadLaunch(f"The server is named by {' and '.join(given)}", advice="Give one of them")
+            raise BadLaunch(
+                f"The server is named by {' and '.join(f'{name}=' for name in given)}", advice="Give one of them"
+            )
         if not given:
             raise BadLaunch("There is no server to watch", advice="Give pid=, url= or match=")
         if self.match is not None and not self.match.strip():
@@ -91,7 +93,7 @@ class Attaching:
             advice = (
                 "A name or a number alone may mean another process by then. The start time is what diagnose() shows"
             )
-            raise BadLaunch("on_hang='act' needs pid and started (its start time in clock ticks)", advice=advice)
+            raise BadLaunch("on_hang='act' needs pid= and started= (its start time in clock ticks)", advice=advice)
 
 
 class AsyncWatch:

@@ -230,7 +230,7 @@ async def choose(
     if not roots:
         advice = "Give its pid or its URL: a server behind a script, in a container or of another machine looks alike"
         raise NoSuchServer("No server was found on this machine", advice=advice)
-    raise NoSuchServer(f"There are {len(roots)} servers on this machine", candidates, advice="Say which by its pid")
+    raise NoSuchServer(f"There are {len(roots)} servers on this machine", candidates, advice="Which one? Give its pid")
 
 
 async def _of_pid(pid: int, *, url: str | None, started: int | None, engine: str | Engine | None) -> FoundServer:
@@ -255,7 +255,7 @@ async def _of_match(match: str, *, url: str | None, engine: str | Engine | None)
     if len(found) != 1:
         candidates = tuple((pid, scan.title(pid)) for pid in found[:MOST_SERVERS])
         what = f"{len(found)} process trees have {match!r} in a command line"
-        raise NoSuchServer(what, candidates, advice="It must be exactly one: say which by its pid")
+        raise NoSuchServer(what, candidates, advice="It must be exactly one: give its pid")
     return await read_server(scan, found[0], engine=engine, url=url)
 
 

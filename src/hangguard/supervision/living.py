@@ -47,7 +47,7 @@ def read_known(name: str, run_dir: str | os.PathLike[str] | None = None) -> tupl
     """Return a run with its state, whoever of it lives. Raises :class:`NoSuchRun`."""
     found = the_run(name, run_dir)
     if isinstance(found.state, Unseen):
-        advice = f"What is left of it shows: hangguard clean {name_for(found.path)}"
+        advice = f"To see what is left: hangguard clean {name_for(found.path)}"
         raise NoSuchRun(f"Of run {found.run_id} nothing can be believed: {found.state.reason}", advice=advice)
     try:
         problem = why_elsewhere(found.state, this_place()) or _membership.why_proc_misleads()

@@ -46,8 +46,14 @@ def budget(retry: Retry, history: tuple[Attempt, ...], now: float) -> Budget:
     state = RetryState(attempt_number=len(history), seconds_since_start=now - history[0].started_at)
     state.upcoming_sleep = max(0.0, float(wait(state)))
     if stop(state):
-        return Budget(another=False, why=f"the attempts are used up ({len(history)} made)")
+        return Budget(another=False, why=f"no attempts left ({_made(len(history), stop)})")
     return Budget(another=True, after=state.upcoming_sleep)
+
+
+def _made(attempts: int, stop: object) -> str:
+    """Return how many were made, of how many where a number alone decides (tenacity 9: ``max_attempt_number``)."""
+    most = getattr(stop, "max_attempt_number", None)
+    return f"{attempts} of {most}" if isinstance(most, int) else f"{attempts} made"
 
 
 def _filled(retry: Retry) -> tuple[Callable[[Any], bool], Callable[[Any], float]]:

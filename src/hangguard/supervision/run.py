@@ -155,6 +155,8 @@ class Run:
     limits: Limits
     retry: Retry
     fallbacks: tuple[Fallback, ...] = ()
+    no_fallbacks: str = ""
+    """Why there are none, in words."""
     retry_hangs: bool = False
     """Whether one unchanged retry of a hang is allowed that no fallback answers."""
     ready: ReadyCheck = None

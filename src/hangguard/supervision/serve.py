@@ -21,6 +21,7 @@ from hangguard.errors import GaveUp, LeftBehind, NotReadyInTime, Permanent, Serv
 from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
+from hangguard.judge.words import in_one_line
 from hangguard.redact import redact_argv
 from hangguard.supervision.attempt import attempting
 from hangguard.supervision.drain import drain
@@ -143,9 +144,11 @@ def _tell_ready(story: Story, attempt: RunningAttempt) -> None:
 def _next_move(run: Run, history: tuple[Attempt, ...], deadline: float) -> Move:
     """Ask the policy; a relaunch that would begin after the deadline is not made."""
     now = run.world.clock()
-    move = next_move(history, run.fallbacks, budget(run.retry, history, now), retry_hangs=run.retry_hangs)
+    allowed = budget(run.retry, history, now)
+    move = next_move(history, run.fallbacks, allowed, retry_hangs=run.retry_hangs, no_fallbacks=run.no_fallbacks)
     if isinstance(move, Relaunch) and now + move.after >= deadline:
-        return GiveUp(f"not ready within {run.limits.ready_within:.0f} s", "expired")
+        late = f"not ready within {run.limits.ready_within:.0f} s"
+        return GiveUp(f"{late}; the last attempt: {in_one_line(history[-1].verdict)}", "expired")
     return move
 
 
