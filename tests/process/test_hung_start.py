@@ -187,6 +187,41 @@ async def test_a_server_whose_exec_hangs_does_not_start_later(
     assert not (tmp_path / "started").exists()
 
 
+async def test_a_server_that_starts_after_the_caller_has_gone_is_ended_by_its_guardian_under_keep(
+    serve, tmp_path, locked_program, other_start, keep, monkeypatch
+):
+    program, give_up = locked_program
+    hang_up, seen = _link.Link.hang_up, []
+
+    def hang_up_and_let_it_start(link):
+        hang_up(link)
+        give_up()
+
+    async def nothing_hangs(_):
+        pytest.fail("the guardian kept it")
+
+    monkeypatch.setattr(_link.Link, "hang_up", hang_up_and_let_it_start)
+    monkeypatch.setattr(guarded, "end_hung_start", nothing_hangs)
+
+    async def look(scope):
+        await soon(lambda: guardians() and guardians()[0].children())
+        seen.extend(guardians()[0].children())
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(look, tasks.cancel_scope)
+        async with serve(argv=[program, str(tmp_path)], on_death="keep"):
+            pytest.fail("the body was entered")
+    [server] = seen
+    keep(server)
+    assert is_gone(server)
+    assert guardians() == []
+    assert writers(tmp_path / "server.log") == set()
+    other, started = other_start
+    await soon(started.exists)
+    assert not is_gone(other)
+
+
 @pytest.mark.long
 async def test_what_cannot_be_ended_while_it_starts_is_told(
     serve, tmp_path, impatient, locked_program, keep, monkeypatch
@@ -200,7 +235,7 @@ async def test_what_cannot_be_ended_while_it_starts_is_told(
         return set(processes)
 
     monkeypatch.setattr(hung_start, "_kill", kill)
-    monkeypatch.setattr(hung_start, "NEWS_WITHIN", 0.3)
+    monkeypatch.setattr(hung_start, "NEWS_WITHIN", 1.0)
     with pytest.raises(GuardianFailed) as failed:
         async with serve(argv=[program, str(tmp_path)]):
             pytest.fail("the body was entered")

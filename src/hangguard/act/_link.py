@@ -58,8 +58,7 @@ _HELPS = {
 
 
 def _with_help(problem: OSError) -> str:
-    reason = problem.strerror or str(problem)
-    return f"{reason} ({helps})" if (helps := _HELPS.get(problem.errno or 0)) else reason
+    return f"{problem} ({helps})" if (helps := _HELPS.get(problem.errno or 0)) else str(problem)
 
 
 def _start() -> Link:

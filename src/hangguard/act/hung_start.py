@@ -25,23 +25,23 @@ async def end_hung_start(link: Link) -> str:
     """End the children of the guardian, then it, then what is left of them; return what may be left; empty: nothing.
 
     Its children, as the kernel says while it lives: they are all of the launch. Whoever is in exec takes SIGKILL when
-    that returns, at the latest. Takes three times :data:`NEWS_WITHIN` at most. Never raises :class:`OSError`.
+    that returns, at the latest. Takes five times :data:`NEWS_WITHIN` at most. Never raises :class:`OSError`.
     """
     guardian = (link.process.pid, link.started)
     lane, children = Lane("hung start"), set[Identity]()
     proved: bool | Unseen = False
     living: set[Identity] | Unseen = set()
     try:
+        proved = await lane.ask(lambda: _kill_children(guardian, children), within=NEWS_WITHIN)
         with anyio.move_on_after(NEWS_WITHIN):
             while not await link.has_ended(within=_AGAIN):  # without them it goes on, hears the stop, and ends itself
                 proved = await lane.ask(lambda: _kill_children(guardian, children), within=NEWS_WITHIN) or proved
         await link.end_guardian(within=0.0)
+        living = await lane.ask(lambda: _kill(children), within=NEWS_WITHIN)
         with anyio.move_on_after(NEWS_WITHIN):
-            while True:
-                living = await lane.ask(lambda: _kill(children), within=NEWS_WITHIN)
-                if not living:
-                    break
+            while living:
                 await anyio.sleep(_AGAIN)
+                living = await lane.ask(lambda: _kill(children), within=NEWS_WITHIN)
     except OSError as problem:  # this program has no descriptors left, for example
         proved = Unseen(problem.strerror or str(problem))
         await link.end_guardian(within=0.0)
