@@ -334,13 +334,16 @@ class NoAnswer(HangguardError):
 class GuardianFailed(HangguardError):
     """The guardian process could not be started, or spoke another protocol."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, *, left: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
+        self.left = left
+        """What of the server may run, or start yet; empty: nothing."""
 
     def text(self) -> str:
-        """Return the problem."""
-        return f"The guardian could not do its work: {self.problem}. Nothing of the server was left running."
+        """Return the problem, and what is left."""
+        left = self.left or "nothing of the server was left running"
+        return f"The guardian could not do its work: {self.problem}. {left[0].upper()}{left[1:]}."
 
 
 class WrongProcess(HangguardError):

@@ -182,14 +182,16 @@ def _core_of(limits: bytes, pattern: bytes) -> str:
     A pattern that begins with "|" is a program that is given the core whatever the limit is, unless that is 1
     (fs/coredump.c: a limit of 1 marks a dump by that program itself).
     """
-    line = next(line for line in limits.splitlines() if line.startswith(b"Max core file size"))
-    soft = line.removeprefix(b"Max core file size").split()[0]
+    lines = (line for line in limits.splitlines() if line.startswith(b"Max core file size"))
+    soft = next(lines, b"").removeprefix(b"Max core file size").split()[:1]
     if pattern.startswith(b"@"):  # Linux 6.16: Documentation/admin-guide/sysctl/kernel.rst, core_pattern
         return "cores are sent to a socket here"
-    if soft == b"1":
+    if not soft:  # of a process that has ended the kernel tells no limits (fs/proc/base.c)
+        return "it has ended, or its core limit is not told"
+    if soft[0] == b"1":
         return ""
-    if soft != b"0":
-        return f"its core limit is {soft.decode()}"
+    if soft[0] != b"0":
+        return f"its core limit is {soft[0].decode()}"
     if pattern.startswith(b"|"):
         return "cores are piped to a program here, whatever the limit is"
     return ""

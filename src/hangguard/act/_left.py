@@ -125,8 +125,10 @@ class Left:
         if problem and not look.skip(problem):
             look.left_out.append(problem)
         found = others.settled(look.found)
-        late = [] if len(found) == len(look.found) else ["who else writes to shared memory that was new: no answer yet"]
-        self.unseen = [*filter(None, [self._why_unseen]), *late, *look.left_out][:16]
+        late = f"who else writes to shared memory that was new: {others.problem or 'no answer yet'}"
+        if len(found) == len(look.found):
+            late = ""
+        self.unseen = [*filter(None, [self._why_unseen, late]), *look.left_out][:16]
         self._note(found, others.files())
 
     def glance(self, find: Callable[[], Iterable[Identity]], *, at_once: bool = False) -> None:

@@ -23,6 +23,7 @@ class Line:
         self._received = bytearray()
         self._queue: list[bytes] = []
         self._queued = 0
+        self._is_heard = True
         self.ended = False
 
     def fileno(self) -> int:
@@ -55,7 +56,7 @@ class Line:
 
     def put(self, say: str, **fields: object) -> None:
         """Queue a message; news of orphans and progress are dropped when nobody reads."""
-        if self.ended or (not self.has_room and say in {"reaped", "progress"}):
+        if self.ended or not self._is_heard or (not self.has_room and say in {"reaped", "progress"}):
             return
         text = json.dumps({"v": PROTOCOL, "say": say, **fields}).encode() + b"\n"
         self._queue.append(text)
@@ -72,5 +73,7 @@ class Line:
                     del self._queue[0]
         except BlockingIOError:
             return
-        except OSError:
-            self.ended = True
+        except OSError:  # nobody reads; what was written before is still to be taken, a request to stop for one
+            self._is_heard = False
+            self._queue.clear()
+            self._queued = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -36,10 +37,13 @@ async def poll_until(condition: Callable[[], bool], *, every: float = 0.02) -> N
 
 
 async def start_guardian(*, within: float = START_WITHIN) -> Link:
+    """Start one. Raises :class:`~hangguard.errors.GuardianFailed`, with what helps, and no :class:`OSError`."""
     lane = Lane("guardian")
     try:
         with anyio.CancelScope(shield=True):  # a guardian that starts has somebody who waits for it
             link = await lane.ask(_start, within=within)
+    except OSError as problem:
+        raise GuardianFailed(f"it could not be started: {_with_help(problem)}") from problem
     finally:
         lane.close()
     if isinstance(link, Unseen):
@@ -47,16 +51,28 @@ async def start_guardian(*, within: float = START_WITHIN) -> Link:
     return link
 
 
+_HELPS = {
+    errno.EMFILE: "this program has too many files open; ulimit -n raises how many it may have",
+    errno.ENFILE: "this machine has too many files open; sysctl fs.file-max raises how many it may have",
+}
+
+
+def _with_help(problem: OSError) -> str:
+    return f"{problem} ({helps})" if (helps := _HELPS.get(problem.errno or 0)) else str(problem)
+
+
 def _start() -> Link:
     if problem := _membership.why_proc_misleads():
         raise GuardianFailed(problem)
-    ours, theirs = socket.socketpair()
-    ours.settimeout(0.0)
-    with contextlib.ExitStack() as closing:
+    with contextlib.ExitStack() as closing, contextlib.ExitStack() as undoing:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(0.0)
+        undoing.callback(ours.close)
         closing.callback(theirs.close)
         death_reads, death_writes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         closing.callback(os.close, death_reads)
         death = Descriptor(death_writes)
+        undoing.callback(death.close)
         supervisor = _pidfd_of_this_process()
         passed = [theirs.fileno(), death_reads]
         if supervisor >= 0:
@@ -76,10 +92,12 @@ def _start() -> Link:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            ours.close()
-            raise GuardianFailed(f"{sys.executable!r} could not be started: {error}") from error
-    entry = _membership.read_entry(process.pid)
-    pidfd = _signals.open_pidfd(entry.identity) if entry is not None else None
+            problem = _with_help(error) if isinstance(error, OSError) else str(error)
+            raise GuardianFailed(f"{sys.executable!r} could not be started: {problem}") from error
+        undoing.callback(_undo, process)
+        entry = _membership.read_entry(process.pid)
+        pidfd = _signals.open_pidfd(entry.identity) if entry is not None else None
+        undoing.pop_all()
     return Link(
         process=process,
         started=entry.started if entry is not None else 0,
@@ -87,6 +105,20 @@ def _start() -> Link:
         death=death,
         pidfd=None if pidfd is None else Descriptor(pidfd),
     )
+
+
+def _undo(process: subprocess.Popen[bytes]) -> None:
+    """End a guardian that nobody has spoken to: it has nothing yet. Blocks."""
+    process.kill()
+    process.wait()
+
+
+def pidfd_of(identity: tuple[int, int]) -> Descriptor | None:
+    """Return a pidfd of this process; ``None``: it is gone, there are none, or this program has no room for one."""
+    with contextlib.suppress(OSError):
+        pidfd = _signals.open_pidfd(identity)
+        return None if pidfd is None else Descriptor(pidfd)
+    return None
 
 
 def _pidfd_of_this_process() -> int:
@@ -110,13 +142,16 @@ class Link:
     _messages: list[dict[str, Any]] = field(default_factory=list)
     _unsent: bytearray = field(default_factory=bytearray)
     _ended: bool = False
+    _writing: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def send(self, message: Mapping[str, object]) -> None:
         """Send, waiting until the guardian has room."""
         self.post(message)
-        while self._unsent:
-            await anyio.wait_writable(self.control)
-            self._flush()
+        if self._unsent:
+            async with self._writing:  # a socket has one waiter
+                while self._unsent:
+                    await anyio.wait_writable(self.control)
+                    self._flush()
 
     def post(self, message: Mapping[str, object]) -> None:
         """Send what can be sent now; the rest goes with the next message."""
@@ -179,13 +214,24 @@ class Link:
         """Let the guardian go on if somebody has stopped it: a stopped process hears no request."""
         self._signal(signal.SIGCONT)
 
-    async def end_guardian(self, within: float = NEWS_WITHIN) -> None:
-        """See that the guardian has ended and is no zombie of this process; end it if it has not by then."""
-        for patience in (within, NEWS_WITHIN):
-            with anyio.move_on_after(patience):
-                await self.wait_guardian()
-                return
-            self._signal(signal.SIGKILL)
+    async def has_ended(self, *, within: float) -> bool:
+        """Say whether the guardian has ended by then, and was reaped."""
+        if self.process.poll() is not None:
+            return True
+        with anyio.move_on_after(within):
+            await self.wait_guardian()
+            return True
+        return False
+
+    async def end_guardian(self, within: float = NEWS_WITHIN) -> bool:
+        """See that the guardian has ended and is no zombie of this process; end it if it has not by then.
+
+        Returns whether it has: one that waits in the kernel for good has not.
+        """
+        if await self.has_ended(within=within):
+            return True
+        self._signal(signal.SIGKILL)
+        return await self.has_ended(within=NEWS_WITHIN)
 
     def _signal(self, number: int) -> None:
         """Signal the guardian. By its pidfd: a program that waits for all children may have reaped it, and not told."""

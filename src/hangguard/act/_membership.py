@@ -102,14 +102,19 @@ def descendants(of_pids: Iterable[int], entries: Entries) -> set[int]:
 
 
 def own_children() -> list[int]:
-    """Return the pids of this process's own children, zombies too; empty where the kernel does not tell.
+    """Return the pids of this process's own children, see :func:`children_of`."""
+    return children_of("self")
+
+
+def children_of(process: int | str) -> list[int]:
+    """Return the pids of a process's own children, zombies too; empty where the kernel does not tell.
 
     Raises :class:`OSError` where that could not be asked (no descriptors are left): nobody is then seen to be gone.
     """
     found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
+    for task in os.listdir(f"/proc/{process}/task"):
         missing = (FileNotFoundError, ProcessLookupError)  # without CONFIG_PROC_CHILDREN; a thread that has ended
-        with contextlib.suppress(*missing), open(f"/proc/self/task/{task}/children", "rb") as file:
+        with contextlib.suppress(*missing), open(f"/proc/{process}/task/{task}/children", "rb") as file:
             found += [int(pid) for pid in file.read().split()]
     return found
 

@@ -25,14 +25,21 @@ PIDFD_INFO_EXIT = 1 << 3
 
 
 def open_pidfd(identity: Identity) -> int | None:
-    """Return a descriptor that means exactly this process; ``None``: it is gone, or there are no pidfds."""
+    """Return a descriptor that means exactly this process; ``None``: it is gone, or there are no pidfds.
+
+    Raises :class:`OSError` where it cannot be proved to be that process: no descriptor is left to look at it.
+    """
     if not hasattr(os, "pidfd_open"):
         return None
     try:
         pidfd = os.pidfd_open(identity[0])
     except OSError:
         return None
-    entry = read_entry(identity[0])
+    try:
+        entry = read_entry(identity[0])
+    except OSError:
+        os.close(pidfd)
+        raise
     if entry is None or entry.identity != identity:
         os.close(pidfd)
         return None
@@ -43,13 +50,15 @@ def send(identity: Identity, number: int, members: Iterable[Identity]) -> bool:
     """Signal a member; return whether the kernel took it.
 
     Refused (``False``) for whatever is not in ``members``, for pid 1 and below, for this process and for its
-    ancestors.
+    ancestors; and where nobody can look whether it is one of these.
     """
-    pid = identity[0]
-    if identity not in members or pid <= 1 or pid == os.getpid() or pid in ancestors(os.getpid()):
+    pid, pidfd = identity[0], None
+    if identity not in members or pid <= 1 or pid == os.getpid():
         return False
-    pidfd = open_pidfd(identity)
     try:
+        if pid in ancestors(os.getpid()):
+            return False
+        pidfd = open_pidfd(identity)
         if pidfd is not None:
             signal.pidfd_send_signal(pidfd, number)
             return True

@@ -32,6 +32,7 @@ class Conversation:
         self._questions: dict[int, anyio.Event] = {}
         self._replies: dict[int, dict[str, Any]] = {}
         self._asked = 0
+        self._reading = anyio.Lock()
         # Shielded: the stop, which runs while the body is being cancelled, needs the answers.
         self._following = anyio.CancelScope(shield=True)
 
@@ -79,7 +80,9 @@ class Conversation:
                 await answered.wait()
             # asyncio.run() cancels every task at its end, shielded ones too: then nobody else reads.
             while not self._answer and self.guardian_alive and not self.is_read:
-                await self._read_message(hear)
+                async with self._reading:  # a socket has one waiter, and what it brings may be for all
+                    if not self._answer and self.guardian_alive:
+                        await self._read_message(hear)
                 await after_each()
         if self._answered is answered:
             self._answered = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,21 +11,26 @@ from typing import Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from hangguard.act import _lease, _signals
-from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Link
+from hangguard.act import _lease
+from hangguard.act._link import NEWS_WITHIN, START_WITHIN, Descriptor, Link, pidfd_of
 from hangguard.act.belongings import Belongings
 from hangguard.act.conversation import Conversation, Message
 from hangguard.act.files import as_removed
+from hangguard.act.hung_start import end_hung_start
 from hangguard.act.launch_message import refusal
 from hangguard.act.stopped import Stopped, StopProgress, as_stopped
 from hangguard.act.told import Told
 from hangguard.act.without_guardian import TAKE_OVER_WITHIN, OwnEnding, wait_for_end
 from hangguard.elsewhere import Elsewhere
-from hangguard.errors import WrongProcess
+from hangguard.errors import GuardianFailed, WrongProcess
 from hangguard.facts import Exit, HeldFile, Unseen
 from hangguard.observe.memory_stacks import PythonThreads, read_directly, understand
 
 Identity: TypeAlias = tuple[int, int]
+
+log = logging.getLogger("hangguard")
+
+_SLOW_START = "a disk does not answer, or somebody keeps its program from being opened"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,10 @@ class Guarded:
         self._owner = os.getpid()
         self._death_grace = death_grace
         self._clock = clock
-        self._root_pidfd: int | None = None
+        self._root_pidfd: Descriptor | None = None
+        self._is_starting = False
+        """Whether the launch was sent, and not answered: then something may start of which nobody knows here."""
+        self._start_failure: GuardianFailed | None = None
         self._exited = anyio.Event()
         self._on_progress: Callable[[StopProgress], None] | None = None
 
@@ -225,13 +234,20 @@ class Guarded:
 
     async def _launch(self, message: Mapping[str, Any]) -> None:
         answer: dict[str, Any] = {}
-        with anyio.move_on_after(START_WITHIN):
+        self._is_starting = True
+        with anyio.move_on_after(START_WITHIN) as limit:
             await self._link.send(message)
             answer = await self._link.next_message()
+        if limit.cancelled_caught:
+            self._start_failure = GuardianFailed(f"the server did not start within {START_WITHIN:g} s; {_SLOW_START}")
+            raise self._start_failure
+        self._is_starting = not answer
         if answer.get("say") != "launched":
-            raise refusal(answer)
+            failure = refusal(answer)
+            self._start_failure = failure if isinstance(failure, GuardianFailed) else None
+            raise failure
         self._belongings.begin(message, answer)
-        self._root_pidfd = _signals.open_pidfd(self._belongings.root)
+        self._root_pidfd = pidfd_of(self._belongings.root)
 
     def _follow_in(self, tasks: TaskGroup) -> None:
         # Not `await tasks.start(...)`: cancelled in that moment, it waits on asyncio for what only our end ends.
@@ -259,7 +275,8 @@ class Guarded:
         await self._talk.lost.wait()
         self._told.wake()  # nothing more is told
         if self.exit is None:
-            self._note_exit(await wait_for_end(self._belongings.root, self._root_pidfd))
+            pidfd = self._root_pidfd
+            self._note_exit(await wait_for_end(self._belongings.root, None if pidfd is None else pidfd.number))
 
     async def _look_at_finds(self) -> None:
         while self.guardian_alive:
@@ -296,10 +313,35 @@ class Guarded:
             self._talk.leave()
 
     async def _see_guardian_end(self) -> None:
-        if os.getpid() == self._owner:
-            self._link.hang_up()
-            await self._link.end_guardian(within=self._death_grace + TAKE_OVER_WITHIN)
-            self._talk.guardian_alive = False
+        if os.getpid() != self._owner:
+            return
+        ends = anyio.current_time() + self._death_grace + TAKE_OVER_WITHIN
+        await self._see_it_told_to_stop(ends)
+        self._link.hang_up()
+        has_ended = await self._link.has_ended(within=max(0.0, ends - anyio.current_time()))
+        if self._is_starting and not has_ended:
+            self._note_left(await end_hung_start(self._link))
+        elif self._is_starting and (self._link.process.returncode or 0) < 0:
+            self._note_left("it was killed while it started the server, which may start yet")
+        elif not await self._link.end_guardian(within=0.0):
+            self._note_left(f"the guardian, process {self.guardian_pid}, has not ended yet")
+        self._talk.guardian_alive = False
+
+    async def _see_it_told_to_stop(self, ends: float) -> None:
+        """Tell the guardian to stop, if no stop was answered: hung up on, it would keep the server under "keep".
+
+        After the launch, in order, also where its answer has not come: the body was never entered then.
+        """
+        if self.stopped is None and self.guardian_alive:
+            self._link.wake()
+            with anyio.move_on_after(max(0.0, ends - anyio.current_time())):
+                await self._link.send({"do": "stop", "grace": self._death_grace})
+
+    def _note_left(self, left: str) -> None:
+        if left and self._start_failure is not None:
+            self._start_failure.left = left
+        elif left:  # the caller was cancelled, say: then no error of ours tells it
+            log.warning("%s", left)
 
     def _close(self) -> None:
         """Let go of everything without waiting: the guardian ends the server if it still has one."""
@@ -307,7 +349,7 @@ class Guarded:
             self._link.hang_up()
         self._link.close()
         if self._root_pidfd is not None:
-            os.close(self._root_pidfd)
+            self._root_pidfd.close()
             self._root_pidfd = None
 
     def _check_owner(self) -> None:

@@ -9,6 +9,7 @@ dead (``without_guardian.py``). What a stop came to is a :class:`Stopped` (``sto
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from hangguard.act.stopped import Stopped, StopProgress
 from hangguard.elsewhere import Elsewhere
 
 __all__ = ["Guarded", "LastWords", "StopProgress", "Stopped", "guarded"]
+
+log = logging.getLogger("hangguard")
 
 
 @asynccontextmanager
@@ -71,14 +74,22 @@ async def guarded(
         # Not `async with`: a task group around the body would wrap what it raises, KeyboardInterrupt too.
         tasks = anyio.create_task_group()
         await tasks.__aenter__()
+        raised = True
         try:
             guard._follow_in(tasks)
             yield guard
+            raised = False
         finally:
-            with anyio.CancelScope(shield=True):
-                await guard._leave()
-            tasks.cancel_scope.cancel()
-            await tasks.__aexit__(None, None, None)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await guard._leave()
+            except Exception:
+                if not raised:
+                    raise
+                log.warning("a stop failed", exc_info=True)  # what the body has raised is what arrives
+            finally:
+                tasks.cancel_scope.cancel()
+                await tasks.__aexit__(None, None, None)
     finally:
         try:
             with anyio.CancelScope(shield=True):

@@ -68,8 +68,8 @@ class Told:
         """Look at who is told to have something new; return the members that were found for it.
 
         ``known`` are the members so far. ``find`` looks for all that live now, and blocks; it is asked where somebody
-        is told of who is not known. A look that is under way is waited for. Never raises :class:`OSError`: then nothing
-        was seen.
+        is told of who is not known. A look that is under way is waited for. Never raises :class:`Exception`: then
+        nothing was seen.
         """
         async with self._looking:
             number, new, self._new = self._number, self._new, []
@@ -85,8 +85,8 @@ class Told:
             if holders:
                 try:
                     done = await in_time("what the guardian found", run, within=LOOK_WITHIN)
-                except OSError as problem:
-                    done = Unseen(problem.strerror or str(problem))
+                except Exception as problem:  # noqa: BLE001 - the edge: evidence may be lost, the stop that waits may not
+                    done = Unseen(f"{type(problem).__name__}: {problem}")
                 if isinstance(done, Unseen):
                     look.skip(done.reason)
                 self._seen.update((held.key_of(file), file) for file in look.found)
@@ -125,9 +125,13 @@ async def still_there(files: Iterable[held.Plain]) -> tuple[str, ...]:
     asked = list(files)
     if not asked:
         return ()
-    there = await in_time(
-        "what is left", lambda: [file["path"] for file in asked if _is_there(file)], within=LOOK_WITHIN
-    )
+    there: list[str] | Unseen
+    try:
+        there = await in_time(
+            "what is left", lambda: [file["path"] for file in asked if _is_there(file)], within=LOOK_WITHIN
+        )
+    except OSError as problem:  # this program has no descriptors left, for example
+        there = Unseen(problem.strerror or str(problem))
     return tuple(file["path"] for file in asked) if isinstance(there, Unseen) else tuple(there)
 
 

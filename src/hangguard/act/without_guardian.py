@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import anyio
@@ -50,11 +51,9 @@ class OwnEnding:
         unseen = await self._look_at_files()
         ended = await self._end_members(grace, within)
         if isinstance(ended, Unseen):
-            unknown = {"title": ended.reason, "state": "", "wait_channel": ""}
-            left = [{"pid": pid, "started": at, **unknown} for pid, at in self._all.members]
             return as_stopped(
                 members=self._all.members,
-                survivors=left,
+                survivors=_unknown(self._all.members, ended.reason),
                 seconds=self._clock() - began,
                 by="supervisor",
                 files=self._all.kept_files(ended.reason),
@@ -88,8 +87,8 @@ class OwnEnding:
         lane = Lane("ending")
         try:
             return await lane.ask(ending.run, within=grace + max(within, TAKE_OVER_WITHIN))
-        except OSError as problem:  # this program has no descriptors left, for example
-            return Unseen(f"nobody could look: {problem.strerror}")
+        except OSError as problem:
+            return _nobody_looked(problem)
         finally:
             ending.hurry()
             self._ending = None
@@ -115,6 +114,8 @@ class OwnEnding:
             done = await lane.ask(run, within=LOOK_WITHIN)
         except OSError as problem:
             done = Unseen(problem.strerror or str(problem))
+        except Exception as problem:  # noqa: BLE001 - the edge: evidence may be lost, the ending may not
+            done = Unseen(f"{type(problem).__name__}: {problem}")
         finally:
             lane.close()
         if isinstance(done, Unseen) and not look.skip(done.reason):
@@ -124,7 +125,8 @@ class OwnEnding:
         else:
             everything.add_others(others.files())
         if not others.is_done:
-            look.left_out.append("who else writes to shared memory that was new")
+            why = f": {others.problem}" if others.problem else ""
+            look.left_out.append(f"who else writes to shared memory that was new{why}")
         everything.add_files(others.settled([*look.found, *seen]))
         return tuple(look.left_out[:16])
 
@@ -133,7 +135,7 @@ async def wait_for_end(process: Identity, pidfd: int | None) -> int | Unseen:
     """Wait for the end of the launched process, now that its parent can no longer tell it; return its exit code."""
     if pidfd is None:
         # What /proc hides is not seen to have ended.
-        await poll_until(lambda: not (_membership.is_alive(process) or procfs.is_hidden(process[0])), every=0.5)
+        await poll_until(lambda: _has_ended(process), every=0.5)
         return Unseen("the guardian died first, and this system has no pidfds")
     await anyio.wait_readable(pidfd)
     # The kernel tells once the new parent, pid 1 as a rule, has waited for it.
@@ -145,11 +147,28 @@ async def wait_for_end(process: Identity, pidfd: int | None) -> int | Unseen:
     return Unseen("the guardian died first, and the kernel does not tell the code (Linux 6.15 does)")
 
 
+def _has_ended(process: Identity) -> bool:
+    """Whether it was seen to have ended; where nobody can look now, it was not."""
+    with suppress(OSError):
+        return not (_membership.is_alive(process) or procfs.is_hidden(process[0]))
+    return False
+
+
+def _nobody_looked(problem: OSError) -> Unseen:
+    return Unseen(f"nobody could look: {problem.strerror}")  # this program has no descriptors left, for example
+
+
+def _unknown(members: Iterable[Identity], reason: str) -> list[dict[str, Any]]:
+    """Return all of them as survivors: the ending did not come back, so nobody is known to be gone."""
+    unknown = {"title": reason, "state": "", "wait_channel": ""}
+    return [{"pid": pid, "started": started, **unknown} for pid, started in sorted(members)]
+
+
 async def stop_members(root: Identity, members: set[Identity], *, grace: float, port: int | None = None) -> Stopped:
     """Stop exactly these processes and their descendants, each by a descriptor that can mean nobody else.
 
     ``members`` gets those that are born meanwhile. Daemons of somebody else are left; whoever listens on ``port`` is
-    none.
+    none. Where the ending does not come back in time, all of them are survivors: who is gone is not known.
     """
     daemons = _daemons.Daemons(root_pid=root[0], log_id=None, port=port)
     proofs: dict[Identity, str] = {root: "whoever asked named it, with its start time"}
@@ -164,11 +183,17 @@ async def stop_members(root: Identity, members: set[Identity], *, grace: float, 
     lane = Lane("stop")
     try:
         ended = await lane.ask(ending.run, within=grace + TAKE_OVER_WITHIN)
+    except OSError as problem:
+        ended = _nobody_looked(problem)
     finally:
+        ending.hurry()
         lane.close()
     seconds = anyio.current_time() - began
     if isinstance(ended, Unseen):
-        return Stopped(survivors=(), ended=0, seconds=seconds, by="supervisor")
+        everybody = frozenset(members)  # the ending may still go on, and add some
+        return as_stopped(
+            members=everybody, survivors=_unknown(everybody, ended.reason), seconds=seconds, by="supervisor"
+        )
     return as_stopped(
         members=ended.members,
         survivors=ended.survivors,

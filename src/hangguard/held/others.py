@@ -51,6 +51,8 @@ class Others:
         self._files: frozenset[FileId] = frozenset()
         self._members: frozenset[Identity] = frozenset()
         self.look = Look((), proc=proc, folder=folder, elsewhere=elsewhere)
+        self.problem = ""
+        """Why nobody could be looked at; empty: it was looked, or is being."""
         self.is_done = False
         """Whether everybody was looked at who let himself be. Until then no file is known to be the launch's alone."""
 
@@ -66,7 +68,11 @@ class Others:
             self.look.add(_everybody(self._proc) - self._members - self._but)
         while len(self.stuck) <= _MOST_STUCK and not self.look.is_done:
             reader = threading.Thread(target=self.look.run, daemon=True)
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError as problem:  # no thread more is allowed here: RLIMIT_NPROC, pids.max
+                self.problem = str(problem)
+                break
             while reader.is_alive() and (self.look.at is None or time.monotonic() - self.look.since < _STUCK_AFTER):
                 reader.join(0.02)
             at = self.look.at

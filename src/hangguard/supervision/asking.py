@@ -8,8 +8,8 @@ from typing import Any
 
 import anyio
 
-from hangguard.act import _membership, _signals
-from hangguard.act._link import Descriptor, poll_until
+from hangguard.act import _membership
+from hangguard.act._link import Descriptor, pidfd_of, poll_until
 from hangguard.errors import NoAnswer
 from hangguard.facts import FoundRun, Identity, Unseen
 from hangguard.observe.lane import in_time
@@ -41,8 +41,7 @@ async def begin_asking(
     """Connect and ask; return the answers, which must be closed."""
     ends = anyio.current_time() + ANSWER_WITHIN
     line = await _connected(run, supervisor, ends)
-    pidfd = _signals.open_pidfd(supervisor)
-    answers = Answers(run.run_id, supervisor, line, None if pidfd is None else Descriptor(pidfd))
+    answers = Answers(run.run_id, supervisor, line, pidfd_of(supervisor))
     try:
         with anyio.move_on_after(max(0.1, ends - anyio.current_time())):
             if await line.put(do=do, **(fields or {})):

@@ -11,8 +11,8 @@ from typing import Any
 
 import anyio
 
-from hangguard.act import _membership, _signals
-from hangguard.act._link import Descriptor
+from hangguard.act import _membership
+from hangguard.act._link import pidfd_of
 from hangguard.act.guardians import tell_to_end
 from hangguard.engines import ENGINES
 from hangguard.errors import NoSuchServer, RunOver
@@ -126,15 +126,14 @@ class ByGuardian:
 
     async def _until_guardian_ends(self) -> None:
         guardian = self._living.guardian
-        pidfd = _signals.open_pidfd(guardian)
+        pidfd = pidfd_of(guardian)
         if pidfd is None and not _membership.is_alive(guardian):
             return
-        descriptor = None if pidfd is None else Descriptor(pidfd)
         try:
-            await until_dead(guardian, descriptor)
+            await until_dead(guardian, pidfd)
         finally:
-            if descriptor is not None:
-                descriptor.close()
+            if pidfd is not None:
+                pidfd.close()
 
 
 class WatchedEvents(Stream[dict[str, Any]]):
