@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Measure as Measure
     from hangguard.facts import Metric as Metric
     from hangguard.facts import Moving as Moving
+    from hangguard.facts import NewName as NewName
     from hangguard.facts import PastAttempt as PastAttempt
     from hangguard.facts import Place as Place
     from hangguard.facts import Port as Port
@@ -164,7 +165,7 @@ _HOMES = {
         "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
         "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch",
         "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric", "Moving",
-        "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
+        "NewName", "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietRoute", "Ready", "Release", "ReleaseItem",
         "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
         "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",

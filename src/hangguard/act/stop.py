@@ -13,6 +13,7 @@ import anyio
 from hangguard.act import _membership
 from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.gpus import Gpus, gpu_memory, is_member
+from hangguard.act.new_names import look_at_new_names
 from hangguard.act.stopped import Stopped
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
@@ -95,7 +96,7 @@ async def prove_release(
         survivors=survivors,
         daemons=_daemons(stopped),
         files=files,
-        unattributed_files=unattributed,
+        new_names=await look_at_new_names(unattributed, elsewhere),
         unattributed_unseen=(*([in_shm.reason] if isinstance(in_shm, Unseen) else ()), *there.unseen),
         seconds=clock() - began,
         processes=stopped.processes,

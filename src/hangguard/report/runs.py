@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from hangguard.facts import CleanupItem, CleanupReport, Gpu, RunNow, RunState, Unseen
+from hangguard.facts import IF_NOBODYS, CleanupItem, CleanupReport, Gpu, RunNow, RunState, Unseen
 from hangguard.report.releases import LONGEST, removal_command
 from hangguard.report.text import Line
 from hangguard.run_state import name_for
@@ -105,7 +105,7 @@ def cleanup_lines(report: CleanupReport, again: str) -> list[Line]:
         items = [item for item in report.items if item.run_id == run_id]
         lines += [Line(""), Line(f"run {run_id}", style="bold")]
         lines += [line for item in _sorted(filter(_is_shown_alone, items)) for line in _lines(item)]
-        lines += _unattributed([item.name for item in items if not _is_shown_alone(item)])
+        lines += _at_rest([item.name for item in items if not _is_shown_alone(item)])
     advice = _advice(report, again)
     return [*lines, Line(""), *advice] if advice else lines
 
@@ -141,7 +141,7 @@ def _sorted(items: Iterable[CleanupItem]) -> list[CleanupItem]:
 
 
 def _is_shown_alone(item: CleanupItem) -> bool:
-    return not (item.what == "file" and item.whose == "unknown" and item.answer == "left")
+    return not item.done.startswith(IF_NOBODYS) or item.what != "file"
 
 
 _COLUMN, _LONGEST_NAME = 14, 100
@@ -162,11 +162,11 @@ def _lines(item: CleanupItem) -> Iterable[Line]:
     yield Line(f"{item.done}{took}{why}", 2 if item.what == "run" else _COLUMN, style or "dim", 2)
 
 
-def _unattributed(paths: list[str]) -> Iterable[Line]:
+def _at_rest(paths: list[str]) -> Iterable[Line]:
     """Files of which nobody knows whose they are, with one command for all."""
     if paths:
         many = f"{_count(len(paths), 'name', 'names')} in /dev/shm {'is' if len(paths) == 1 else 'are'} new since then"
-        yield Line(f"{many}, nobody who can be seen has {'it' if len(paths) == 1 else 'them'}, and no member had:", 2)
+        yield Line(f"{many}, nobody has {'it' if len(paths) == 1 else 'them'} at this moment, and no member had:", 2)
         yield Line(f"left, for nobody knows whose; if nobody's: {_short(removal_command(paths))}", _COLUMN, "dim", 2)
 
 
