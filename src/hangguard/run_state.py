@@ -180,7 +180,10 @@ def _read(folder: int) -> bytes:
 
 
 def _parse(content: bytes) -> RunState:
-    document = json.loads(content)
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):  # where in it the parser gave up helps nobody
+        raise ValueError("it is no JSON") from None
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")  # noqa: TRY004 - all damage is one error
     if document.pop("schema", None) != SCHEMA:

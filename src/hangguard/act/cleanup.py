@@ -117,7 +117,10 @@ def _untouched(now: RunNow) -> CleanupItem:
         return _run_item(now, whose="ours", proof=proof, answer="alive", done="left as it is")
     pids = " ".join(str(pid) for pid, _ in now.members)
     done = f"left: nothing of it is touched; pid {pids} writes to its log" if pids else "left: nothing of it is touched"
-    return _run_item(now, whose="unknown", proof=now.why, answer="unknown", done=done)
+    lives = ""
+    if now.standing == "unreadable" and now.guardian is not None:
+        lives = f"; its guardian, pid {now.guardian}, lives; to end it: hangguard stop {name_for(now.found.path)}"
+    return _run_item(now, whose="unknown", proof=f"{now.why}{lives}", answer="unknown", done=done)
 
 
 def _run_item(now: RunNow, **fields: Any) -> CleanupItem:
