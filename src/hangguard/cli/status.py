@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import anyio
 
+from hangguard.act.cleanup import look_at
 from hangguard.cli.exits import ASKED, LOST, UNPROVED
 from hangguard.cli.outside import ask_outside
 from hangguard.errors import NoAnswer, NoSuchServer, RunOver
@@ -38,40 +39,50 @@ def run_status(options: StatusOptions) -> int:
 
 async def _status(options: StatusOptions) -> int:
     with anyio.fail_after(WITHIN):
-        status, code = await _asked(options)
+        status, standing, code = await _asked(options)
     if options.as_json:
         document = {"schema": 1, **asdict(status), "exit_code": code}
+        document["state"]["stage"] = standing
         print(json.dumps(redact(document), indent=1, ensure_ascii=True))
     else:
-        for line in lines_of(status):
+        for line in lines_of(status, standing):
             print(clean_text(redact(line)))
     return code
 
 
-async def _asked(options: StatusOptions) -> tuple[RunStatus, int]:
+async def _asked(options: StatusOptions) -> tuple[RunStatus, str, int]:
+    """Return the status, how the run stands in the words of ``ps``, and the exit code."""
     try:
         async with AsyncReattachment(options.run, options.run_dir) as run:
-            return await run.status(), ASKED
+            status = await run.status()
     except NoAnswer as silent:
-        return await _noted(options, str(silent)), UNPROVED
+        return *await _noted(options, str(silent)), UNPROVED
     except RunOver as over:
-        return await _noted(options, str(over)), LOST
+        return *await _noted(options, str(over)), LOST
+    return status, "kept" if status.told_by == "guardian" else status.state.stage, ASKED
 
 
-async def _noted(options: StatusOptions, note: str) -> RunStatus:
-    """Return what the state file says."""
+async def _noted(options: StatusOptions, note: str) -> tuple[RunStatus, str]:
+    """Return what the state file says, and how the run stands now; of a dead one nothing that is only true of a living.
+
+    The file was written by somebody who may be dead: its stage, its verdict and where it answers are of that time.
+    """
     known = await in_time("state file", lambda: read_known(options.run, options.run_dir), within=5.0)
     if isinstance(known, Unseen):
         raise NoSuchServer(f"The run {options.run} cannot be looked at: {known.reason}")
-    state = replace(known[1], files=(), shm_before=())
-    return RunStatus(state=state, told_by="state file", note=note)
+    found, state = known
+    (now,) = await look_at(lambda: (found,))
+    state = replace(state, files=(), shm_before=())
+    if not now.is_alive:
+        state = replace(state, url="", verdict="", kind="", why="")
+    return RunStatus(state=state, told_by="state file", note=note), now.standing
 
 
-def lines_of(status: RunStatus) -> Iterator[str]:
+def lines_of(status: RunStatus, standing: str) -> Iterator[str]:
     """Yield one fact a line: a stable word, and what there is to say."""
     state = status.state
     yield f"run {state.run_id}"
-    yield f"stage {state.stage}"
+    yield f"stage {standing}"
     yield f"told by {status.told_by}"
     if state.url:
         yield f"url {state.url}"
