@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hangguard.facts import IF_NOBODYS, CleanupItem, CleanupReport, Gpu, RunNow, RunState, Unseen
+from hangguard.facts.cleaned import FOLDER_REMOVED, FOLDER_WOULD_GO
 from hangguard.report.releases import LONGEST, removal_command
 from hangguard.report.text import Line
 from hangguard.run_state import name_for
@@ -117,6 +118,10 @@ def _headline(report: CleanupReport) -> str:
     size = _size(sum(item.size_bytes for item in files))
     things = [_count(ended, "process", "processes")] if ended else []
     things += [_count(len(files), "file", "files") + (f" ({size})" if size else "")] if files else []
+    folders = sum(item.done in {FOLDER_REMOVED, FOLDER_WOULD_GO} for item in report.items)
+    things += [_count(folders, "folder of a run that never started", "folders of runs that never started")] * bool(
+        folders
+    )
     what = " and ".join(things)
     if report.left_behind:
         return f"LEFT BEHIND: {_count(len(report.left_behind), 'thing', 'things')} of ours cannot be ended"
@@ -183,7 +188,9 @@ def _advice(report: CleanupReport, again: str) -> list[Line]:
             Line("that. One of another user needs that user, or root."),
         ]
     would = report.dry_run and any(
-        item.whose == "ours" and item.answer == "gone" and item.what in {"process", "file", "socket"}
+        item.whose == "ours"
+        and item.answer == "gone"
+        and (item.what in {"process", "file", "socket"} or item.done == FOLDER_WOULD_GO)
         for item in report.items
     )
     return [Line(f"To do it:  {again}", style="bold")] if would else []
