@@ -19,7 +19,6 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hangguard.errors import NoSuchRun
 from hangguard.facts import FoundRun, Place, RunState, RunStatus, Unseen
 from hangguard.store import RUN_ID, TEMPORARY, RunFolder, places_of_runs, write_private
 
@@ -77,17 +76,6 @@ def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundR
         return Unseen(f"{getattr(problem, 'filename', None) or name}: {getattr(problem, 'strerror', None) or problem}")
     where = f" in {places_of_runs(run_dir)[0]}" if os.sep not in name else ""
     return Unseen(f"there is no run {name!r}{where}")
-
-
-def the_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRun:
-    """Return the one run of this name. Blocks. Raises :class:`NoSuchRun` where there is none, or more than one."""
-    found = find_run(name, run_dir)
-    if isinstance(found, Unseen):
-        raise NoSuchRun(found.reason[:1].upper() + found.reason[1:], advice="See them all: hangguard ps --all")
-    if isinstance(found, tuple):
-        candidates = tuple(one.run_id for one in found)
-        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", candidates, advice="Say which")
-    return found
 
 
 def name_for(path: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 
+from hangguard.act.choosing import the_run
 from hangguard.act.cleaners import CLEANERS, Cleaner, Cleaning
 from hangguard.act.leftovers import Belonging, look_at_runs
 from hangguard.act.old_runs import delete_never_started, is_never_started
@@ -30,7 +31,7 @@ from hangguard.facts import (
 from hangguard.facts.cleaned import FOLDER_REMOVED, FOLDER_WOULD_GO
 from hangguard.observe.lane import in_time
 from hangguard.redact import redact
-from hangguard.run_state import list_runs, name_for, the_run, write_state
+from hangguard.run_state import list_runs, name_for, write_state
 from hangguard.store import RunFolder
 
 log = logging.getLogger("hangguard")

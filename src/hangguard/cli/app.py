@@ -91,11 +91,14 @@ RUN_DIR = click.option("--run-dir", metavar="PATH", help="Where its folder was m
 
 
 @cli.command()
-@click.argument("run_", metavar="RUN")
+@click.argument("run_", required=False, metavar="[RUN]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @RUN_DIR
-def status(run_: str, **options: object) -> int:
-    """Say how a run stands. RUN is its id, the beginning of it, or its folder. Takes under 20 seconds.
+def status(run_: str | None, **options: object) -> int:
+    """Say how a run stands. Takes under 20 seconds.
+
+    RUN is its id, the beginning of it, or its folder; of several with that beginning, and without RUN of all, the only
+    one that lives is meant.
 
     Exit codes: 0 its supervisor, or its guardian, lives; 14 it is over, or both are dead; 21 its supervisor lives and
     does not answer; 22 there is no such run; 124 not in time; 1 internal error.
@@ -106,7 +109,7 @@ def status(run_: str, **options: object) -> int:
 
 
 @cli.command()
-@click.argument("target", metavar="RUN|URL")
+@click.argument("target", required=False, metavar="[RUN|URL]")
 @click.option(
     "--for",
     "wanted",
@@ -120,6 +123,9 @@ def status(run_: str, **options: object) -> int:
 def wait(**options: object) -> int:
     """Wait for a run, or a server by its URL; print what was reached: ready, stuck, exit or timeout.
 
+    RUN is its id, the beginning of it, or its folder; of several with that beginning, and without RUN of all, the only
+    one that lives is meant.
+
     Exit codes: 0 what was waited for; 14 it is over, and so that cannot come any more; 20 it hangs, and nobody acts on
     it; 124 timeout; 22 there is no such run, or nobody listens at URL; 12 nobody of it can be asked, and some of its
     processes live; 2 usage; 1 internal error.
@@ -130,13 +136,16 @@ def wait(**options: object) -> int:
 
 
 @cli.command()
-@click.argument("run_", metavar="RUN")
+@click.argument("run_", required=False, metavar="[RUN]")
 @click.option("--drain", type=SECONDS, help="Let requests finish first, for so long at most.")
 @click.option("--within", type=SECONDS, help="Be over within: drain, grace, kill and proof.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @RUN_DIR
-def stop(run_: str, **options: object) -> int:
-    """Stop a run, and everything of it, with proof. RUN is its id, the beginning of it, or its folder.
+def stop(run_: str | None, **options: object) -> int:
+    """Stop a run, and everything of it, with proof.
+
+    RUN is its id, the beginning of it, or its folder; of several with that beginning, and without RUN of all, the only
+    one that lives is meant.
 
     Its supervisor is asked; if that is dead, its guardian. Where both are, nothing is signalled: hangguard clean looks
     at what is left.

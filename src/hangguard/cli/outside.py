@@ -31,5 +31,6 @@ def ask_outside(question: Callable[[], Awaitable[int]]) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"hangguard: {clean_text(redact(text))}", file=sys.stderr)
+    lines = "\n".join(clean_text(line) for line in redact(text).splitlines())  # a line for each that may be meant
+    print(f"hangguard: {lines}", file=sys.stderr)
     return code

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hangguard.act import _membership
+from hangguard.act.choosing import the_living_run
 from hangguard.act.guardians import why_not_its_guardian
 from hangguard.errors import NoSuchRun, RunOver
 from hangguard.facts import FoundRun, Identity, RunState, Unseen
 from hangguard.observe._kernel_locks import read_locks
 from hangguard.observe.earlier_runs import holder_of_lock
-from hangguard.run_state import name_for, the_run, this_place, why_elsewhere
+from hangguard.observe.lane import in_time
+from hangguard.run_state import name_for, this_place, why_elsewhere
 from hangguard.supervision.control_socket import listener_in
+
+FIND_WITHIN = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +37,14 @@ class LivingRun:
         return self.state.guardian
 
 
-def find_living(name: str, run_dir: str | os.PathLike[str] | None = None) -> LivingRun:
-    """Return the run of this id, beginning of an id, or folder.
+def find_living(name: str | None, run_dir: str | os.PathLike[str] | None = None) -> LivingRun:
+    """Return the run of this id, beginning of an id, or folder; ``None``: the only one that lives.
 
     One whose state file is damaged is reached all the same, as long as its supervisor listens at its control socket.
     Raises :class:`NoSuchRun` where there is none, several, or one that is not to be believed, and :class:`RunOver`
     where nobody lives who could be told anything.
     """
-    found = the_run(name, run_dir)
+    found = the_living_run(name, run_dir)
     if isinstance(found.state, Unseen) and (supervisor := _who_answers(found.path)) is not None:
         state = RunState(run_id=found.run_id, place=this_place(), began=0.0, supervisor=supervisor)
         return LivingRun(found=found, state=state, by="supervisor")
@@ -52,10 +56,18 @@ def find_living(name: str, run_dir: str | os.PathLike[str] | None = None) -> Liv
     raise RunOver(state.run_id, state.outcome if state.stage == "over" else "", living=living_members(state))
 
 
-def read_known(name: str, run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, RunState]:
+def read_known(name: str | None, run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, RunState]:
     """Return a run with its state, whoever of it lives. Raises :class:`NoSuchRun`."""
-    found = the_run(name, run_dir)
+    found = the_living_run(name, run_dir)
     return found, _believed(found)
+
+
+async def folder_of(name: str | None, run_dir: str | os.PathLike[str] | None = None) -> str:
+    """Return the folder of the run that is meant, so that it is the same one later. Raises :class:`NoSuchRun`."""
+    found = await in_time("run", lambda: the_living_run(name, run_dir), within=FIND_WITHIN)
+    if isinstance(found, Unseen):
+        raise NoSuchRun(f"The run {name or ''} cannot be looked at: {found.reason}")
+    return found.path
 
 
 def _who_answers(folder: str) -> Identity | None:
