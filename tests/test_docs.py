@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?P<mark><!-- runnable -->\n+)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 RUN_WITHIN = 100
+VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "M", "--port"]
 
 
 def blocks():
@@ -52,6 +54,24 @@ def test_a_runnable_block_runs(block, run_python):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_compiles(path):
     compile(path.read_text(), str(path), "exec")
+
+
+def test_the_example_tells_what_is_refused_without_a_traceback(tmp_path):
+    """A port that somebody has, and a command that cannot be meant: neither is a ``GaveUp``."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for command in (["vllm", "serve", "M", "--port", "{nothing}"], [*VLLM, port]):
+            words = [sys.executable, str(ROOT / "examples" / "serve.py"), *command]
+            env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+            done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_WITHIN, check=False, env=env)
+            assert done.returncode == 1
+            assert done.stderr.strip()
+            assert "Traceback" not in done.stderr
+
+
+def test_the_first_program_of_the_readme_catches_whatever_is_raised():
+    code = next(found["code"] for found in BLOCK.finditer((ROOT / "README.md").read_text()))
+    assert "except HangguardError" in code
 
 
 def test_the_example_server_comes_up_anyway(run_python):
