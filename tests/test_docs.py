@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hangguard.cli import exits
+from hangguard.cli.app import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -89,9 +90,49 @@ def test_ci_runs_the_test_command_of_the_readme():
 def test_every_exit_code_stands_in_the_table():
     text = (ROOT / "docs" / "verdicts.md").read_text()
     table = text[text.index("## Exit codes") :]
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    listed = codes_of_table(table)
     codes = {value for name, value in vars(exits).items() if name.isupper() and name != "SIGNAL_BASE"}
     assert listed == codes
+
+
+def codes_of_help(command):
+    told = " ".join(cli.commands[command].help.split()).partition("Exit codes: ")[2]
+    return {int(code) for code in re.findall(r"(?:^|; |, |: )(\d+)(?=[ ,])", told)}
+
+
+def codes_of_table(text):
+    return {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("command", ["status", "wait", "stop"])
+def test_the_page_about_runs_has_the_exit_codes_of_the_help(command):
+    text = (ROOT / "docs" / "runs.md").read_text()
+    (row,) = re.findall(rf"^\| `{command} RUN` \|.*\| (.*) \|$", text, re.MULTILINE)
+    listed = {int(code) for code in re.findall(r"(?:^|; )(\d+) ", row)} | {exits.USAGE, exits.INTERNAL}
+    assert listed == codes_of_help(command)
+
+
+def test_the_page_about_verdicts_has_the_exit_codes_of_the_help():
+    text = (ROOT / "docs" / "verdicts.md").read_text()
+    run, looks, clean = (
+        codes_of_table(part) for part in re.split(r"^Of `", text[text.index("## Exit") :], flags=re.MULTILINE)[-3:]
+    )
+    assert run == codes_of_help("run")
+    assert looks == codes_of_help("diagnose") | codes_of_help("attach")
+    assert clean | {exits.INTERNAL} == codes_of_help("clean")
+    assert codes_of_help("preflight") == {0, 13, 126, 127, 2, 1}
+    assert codes_of_help("ps") == {0, 22, 2, 1}
+
+
+@pytest.mark.parametrize("command", sorted(set(cli.commands) - {"demo"}))
+def test_every_exit_code_of_a_help_is_one_of_the_table_of_codes(command):
+    known = {value for name, value in vars(exits).items() if name.isupper() and name != "SIGNAL_BASE"}
+    assert codes_of_help(command)
+    assert codes_of_help(command) <= known
+
+
+def test_what_a_relaunch_without_a_change_says_is_explained():
+    assert "starting the same once more: an unchanged" in " ".join((ROOT / "docs" / "verdicts.md").read_text().split())
 
 
 def test_every_verdict_stands_in_the_table():

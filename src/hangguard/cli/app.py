@@ -70,8 +70,8 @@ def run(command: tuple[str, ...], **options: object) -> int:
 
     Ctrl-C, SIGTERM, SIGQUIT and a hang-up ask for the stop; a second one ends drain and grace, not the proof.
 
-    Exit codes: 0 ended as asked; 2 usage; 10 attempts used up; 11 permanent failure; 12 something is left
-    behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
+    Exit codes: 0 ended as asked; 2 usage; 10 attempts used up, or no fallback left; 11 permanent failure; 12 something
+    is left behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
     cannot be executed, was not found; 1 internal error. With --attempts 1 and --fallbacks none a non-zero exit
     code of the server itself is passed through.
 
@@ -101,7 +101,7 @@ def status(run_: str | None, **options: object) -> int:
     one that lives is meant.
 
     Exit codes: 0 its supervisor, or its guardian, lives; 14 it is over, or both are dead; 21 its supervisor lives and
-    does not answer; 22 there is no such run; 124 not in time; 1 internal error.
+    does not answer; 22 there is no such run, or several that live; 124 not in time; 2 usage; 1 internal error.
     """
     from hangguard.cli.status import StatusOptions, run_status  # noqa: PLC0415 - others need not load it
 
