@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hangguard.act.cleanup import aclean_up as aclean_up
+    from hangguard.changes import has_flag as has_flag
+    from hangguard.changes import value_of as value_of
+    from hangguard.changes import with_flag as with_flag
+    from hangguard.changes import with_variable as with_variable
+    from hangguard.changes import without_flag as without_flag
     from hangguard.engines import ENGINES as ENGINES
     from hangguard.engines.base import Engine as Engine
     from hangguard.engines.base import Flags as Flags
@@ -153,6 +158,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "act.cleanup": ("aclean_up",),
+    "changes": ("has_flag", "value_of", "with_flag", "with_variable", "without_flag"),
     "engines": ("ENGINES",),
     "engines.base": ("Engine", "Flags"),
     "errors": (
