@@ -70,6 +70,14 @@ def test_the_example_tells_what_is_refused_without_a_traceback(tmp_path):
             assert "Traceback" not in done.stderr
 
 
+def test_the_readme_calls_no_run_by_a_day_on_which_there_may_be_two():
+    commands = re.findall(
+        r"^\$ hangguard (?:wait|stop|status|clean) (\S*)", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert "RUN" in commands
+    assert not [word for word in commands if re.fullmatch(r"\d{8}", word)]
+
+
 def test_the_first_program_of_the_readme_catches_whatever_is_raised():
     code = next(found["code"] for found in BLOCK.finditer((ROOT / "README.md").read_text()))
     assert "except HangguardError" in code

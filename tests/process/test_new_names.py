@@ -99,6 +99,12 @@ async def test_where_it_cannot_be_asked_there_is_no_command(made, monkeypatch):
         Path(f"{path}-again").unlink()
 
 
+async def test_where_there_is_no_time_there_is_no_command_and_the_names_are_told(made):
+    path = made("late")
+    (name,) = await look_at_new_names([path], within=0.0)
+    assert (name.path, name.use, name.command) == (path, "unknown", "")
+
+
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
 async def test_a_living_socket_is_in_use_and_gets_no_connection_by_that(kind, monkeypatch):
     # As in another network namespace, whose sockets no list of ours has.

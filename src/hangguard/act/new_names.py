@@ -10,18 +10,28 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+import anyio
+
 from hangguard import held
 from hangguard.act.files import HOLDERS_WITHIN, clear_files, names_of_holders
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import NewName, RemovedFile, Unseen
 from hangguard.observe.lane import in_time
 
+WITHIN = 30.0
 
-async def look_at_new_names(paths: Iterable[str], elsewhere: Elsewhere | None = None) -> tuple[NewName, ...]:
-    """Return each of them that is still there, with whether somebody has it. Never raises."""
+
+async def look_at_new_names(
+    paths: Iterable[str], elsewhere: Elsewhere | None = None, *, within: float = WITHIN
+) -> tuple[NewName, ...]:
+    """Return each of them that is still there, with whether somebody has it, within so many seconds. Never raises."""
     wanted = list(paths)
-    if not wanted:
-        return ()
+    with anyio.move_on_after(within):
+        return await _look_at(wanted, elsewhere) if wanted else ()
+    return tuple(NewName(path=path, use="unknown", why="there was no time to look") for path in wanted)
+
+
+async def _look_at(wanted: list[str], elsewhere: Elsewhere | None) -> tuple[NewName, ...]:
     try:
         there = await in_time("new names", lambda: _look(wanted), within=HOLDERS_WITHIN)
     except OSError as problem:
