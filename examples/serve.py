@@ -10,7 +10,7 @@ import sys
 
 import httpx
 
-from hangguard import GaveUp, Limits, supervise
+from hangguard import HangguardError, Limits, supervise
 
 
 def main(command: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(command: list[str]) -> int:
             models = httpx.get(f"{server.url}/v1/models", timeout=60).json()
             print(server.url, "serves", models["data"][0]["id"])
             server.wait()
-    except GaveUp as failure:
+    except HangguardError as failure:
         print(failure, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hangguard
+import hangguard.testing
 
 HEAVY = ("anyio", "httpx", "psutil", "tenacity", "pynvml", "click", "rich", "platformdirs", "asyncio", "trio")
 INIT = Path(hangguard.__file__)
@@ -38,6 +39,12 @@ def test_a_public_name_is_importable_and_documented(name):
 @pytest.mark.parametrize("name", hangguard.__all__)
 def test_a_public_name_stands_in_the_reference(name):
     assert re.search(rf"hangguard\.{name}\b", REFERENCE.read_text())
+
+
+@pytest.mark.parametrize("name", hangguard.testing.__all__)
+def test_a_public_name_for_tests_stands_in_the_reference(name):
+    (members,) = re.findall(r"hangguard\.testing\n   :members: (.*)", REFERENCE.read_text())
+    assert name in members.split(", ")
 
 
 def test_type_checkers_see_the_same_names_from_the_same_places():

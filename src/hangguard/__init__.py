@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hangguard.act.cleanup import aclean_up as aclean_up
+    from hangguard.changes import has_flag as has_flag
+    from hangguard.changes import value_of as value_of
+    from hangguard.changes import with_flag as with_flag
+    from hangguard.changes import with_variable as with_variable
+    from hangguard.changes import without_flag as without_flag
     from hangguard.engines import ENGINES as ENGINES
     from hangguard.engines.base import Engine as Engine
     from hangguard.engines.base import Flags as Flags
@@ -68,6 +73,7 @@ if TYPE_CHECKING:
     from hangguard.facts import Measure as Measure
     from hangguard.facts import Metric as Metric
     from hangguard.facts import Moving as Moving
+    from hangguard.facts import NewName as NewName
     from hangguard.facts import PastAttempt as PastAttempt
     from hangguard.facts import Place as Place
     from hangguard.facts import Port as Port
@@ -153,6 +159,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "act.cleanup": ("aclean_up",),
+    "changes": ("has_flag", "value_of", "with_flag", "with_variable", "without_flag"),
     "engines": ("ENGINES",),
     "engines.base": ("Engine", "Flags"),
     "errors": (
@@ -165,7 +172,7 @@ _HOMES = {
         "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
         "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch",
         "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric", "Moving",
-        "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietLine", "QuietRoute", "Ready", "Release",
+        "NewName", "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietLine", "QuietRoute", "Ready", "Release",
         "ReleaseItem", "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
         "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",

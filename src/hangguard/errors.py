@@ -287,15 +287,19 @@ class NoSuchServer(HangguardError):
 class NoSuchRun(HangguardError):
     """No run has this name, or several have (``candidates``), or what it says of itself is not to be believed."""
 
-    def __init__(self, problem: str, candidates: tuple[str, ...] = (), *, advice: str = "") -> None:
+    def __init__(
+        self, problem: str, candidates: tuple[str, ...] = (), *, advice: str = "", described: tuple[str, ...] = ()
+    ) -> None:
+        """``described``: the candidates, each as a line with how it stands and its command."""
         super().__init__(problem)
+        self.described = described or candidates
         self.problem = problem
         self.candidates = candidates
         self.advice = advice
 
     def text(self) -> str:
         """Return the problem, what to do, and those that could be meant."""
-        found = "".join(f"\n  {run_id}" for run_id in self.candidates[:20])
+        found = "".join(f"\n  {line}" for line in self.described[:20])
         return _sentences(self.problem, self.advice) + found
 
 

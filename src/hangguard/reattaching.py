@@ -18,11 +18,12 @@ from hangguard.supervision.reattach import AsyncReattachedRun, AsyncReattachment
 T = TypeVar("T")
 
 
-def reattach(run: str, *, run_dir: str | os.PathLike[str] | None = None) -> Reattachment:
+def reattach(run: str | None = None, *, run_dir: str | os.PathLike[str] | None = None) -> Reattachment:
     """Ask and tell a run that another program has started; leaving the block leaves it alone.
 
-    ``run`` is its id, the beginning of its id, or the path of its folder; ``run_dir`` where its folder was made, if not
-    in the user's state folder. Only a run of this user is reached, and only in the place where it runs.
+    ``run`` is its id, the beginning of its id, or the path of its folder; of several with that beginning, and with
+    ``None`` of all, the only one that lives is meant. ``run_dir`` is where its folder was made, if not in the user's
+    state folder. Only a run of this user is reached, and only in the place where it runs.
     """
     return Reattachment(run, run_dir)
 

@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hangguard.errors import NoSuchRun
 from hangguard.facts import FoundRun, Place, RunState, RunStatus, Unseen
 from hangguard.observe.procfs import read_started
 from hangguard.store import RUN_ID, TEMPORARY, RunFolder, places_of_runs, write_private
@@ -116,17 +115,6 @@ def find_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundR
         return Unseen(f"{getattr(problem, 'filename', None) or name}: {getattr(problem, 'strerror', None) or problem}")
     where = f" in {places_of_runs(run_dir)[0]}" if os.sep not in name else ""
     return Unseen(f"there is no run {name!r}{where}")
-
-
-def the_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRun:
-    """Return the one run of this name. Blocks. Raises :class:`NoSuchRun` where there is none, or more than one."""
-    found = find_run(name, run_dir)
-    if isinstance(found, Unseen):
-        raise NoSuchRun(found.reason[:1].upper() + found.reason[1:], advice="See them all: hangguard ps --all")
-    if isinstance(found, tuple):
-        candidates = tuple(one.run_id for one in found)
-        raise NoSuchRun(f"{len(found)} runs begin with {name!r}", candidates, advice="Which one?")
-    return found
 
 
 def name_for(path: str) -> str:
@@ -231,7 +219,10 @@ def _read(folder: int) -> bytes:
 
 
 def _parse(content: bytes) -> RunState:
-    document = json.loads(content)
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):  # where in it the parser gave up helps nobody
+        raise ValueError("it is no JSON") from None
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")  # noqa: TRY004 - all damage is one error
     if document.pop("schema", None) != SCHEMA:

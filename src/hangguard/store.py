@@ -60,12 +60,19 @@ class RunFolder:
         return path
 
 
-def open_run_folder(run_dir: str | os.PathLike[str] | None = None, known: frozenset[str] = frozenset()) -> RunFolder:
+def new_run_id() -> str:
+    """Return the id of a new run: when it begins, and what nobody else has."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def open_run_folder(
+    run_dir: str | os.PathLike[str] | None = None, known: frozenset[str] = frozenset(), run_id: str = ""
+) -> RunFolder:
     """Make the folder of a new run: below ``run_dir``, else the user's state folder, else a temporary one.
 
     Never raises: a machine without a writable place gives a run without files, and says what is lost.
     """
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    run_id = run_id or new_run_id()
     bases = _bases(run_dir)
     lost = [] if bases else ["this user has no home folder, so no state folder: what this run teaches is not kept"]
     for base in bases:

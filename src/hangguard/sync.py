@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -37,7 +38,7 @@ from hangguard.judge import permitted, why_none
 from hangguard.launching import read_command
 from hangguard.observe.ports import free_port
 from hangguard.redact import secrets_of
-from hangguard.store import open_run_folder
+from hangguard.store import RunFolder, new_run_id, open_run_folder
 from hangguard.supervision.announcer import Announcer, Hook, Subscription
 from hangguard.supervision.asked import check_asked
 from hangguard.supervision.block import AsyncSupervision, entered_before
@@ -46,7 +47,6 @@ from hangguard.supervision.followed_log import LogLines
 from hangguard.supervision.handle import AsyncServer
 from hangguard.supervision.interrupts import HEAR_EVERY, blocking_portal, call, holding_interrupts, result_of
 from hangguard.supervision.log_cap import DEFAULT as LOG_BYTES
-from hangguard.supervision.notes import Notes
 from hangguard.supervision.quiet import Quiet
 from hangguard.supervision.retry import Retry
 from hangguard.supervision.run import OnDeath, OnHang, ReadyCheck, Run
@@ -100,7 +100,7 @@ def supervise(
                 on_hang=on_hang, on_death=on_death, log_bytes=log_bytes, hooks=hooks)  # fmt: skip
     launch, known_engine = read_command(command, engine=engine, url=url, env=env, cwd=cwd)
     known = secrets_of(launch)
-    folder = open_run_folder(run_dir, known)
+    run_id, place = new_run_id(), None if run_dir is None else Path(run_dir).absolute()
     run = Run(
         launch=launch,
         engine=known_engine,
@@ -114,12 +114,11 @@ def supervise(
         on_death=on_death,
         pristine=pristine,
         log_bytes=log_bytes,
-        folder=folder,
-        notes=Notes(folder),
+        folder=RunFolder(run_id=run_id, path=None, known_secrets=known),
         announcer=Announcer(hooks, known),
         ras_port=free_port(),
     )
-    return Supervision(run)
+    return Supervision(run, partial(open_run_folder, place, known, run_id))
 
 
 class Server:
@@ -289,7 +288,7 @@ class Supervision(AsyncSupervision):
 
     def __enter__(self) -> Server:
         """Start the server; return when it has answered. See :func:`supervise` for what it raises."""
-        if self._owner is not None or self._server is not None:
+        if self._owner is not None or self._is_entered:
             raise entered_before()
         self._owner = os.getpid()
         self._ending_portal = threading.Lock()

@@ -325,3 +325,38 @@ def test_no_flag_wakes_what_somebody_stopped():
 
 def test_a_broken_board_ends_it_also_as_the_reason_of_an_exit():
     assert next_move((attempt(exited("hardware", permanent=True)),), ALL, GO, retry_hangs=True).kind == "permanent"
+
+
+# ------------------------------------------------------------------------- changes that do not work
+
+
+def broken(name, problem):
+    def change(launch):
+        raise problem
+
+    return Fallback(name=name, change=change, answers=("graph-capture",), alters="speed", cost="")
+
+
+def test_a_change_that_raises_is_told_and_the_next_one_is_tried():
+    move = next_move((attempt(stuck()),), (broken("mine", KeyError("x")), NO_GRAPH), GO)
+    assert isinstance(move, Relaunch)
+    assert move.fallback.name == "no-graph"
+    assert move.failed == ("fallback 'mine' failed: KeyError: 'x'",)
+
+
+@pytest.mark.parametrize("returned", [["serve"], "serve --x", ("serve",), True])
+def test_a_change_that_returns_no_launch_is_told_and_passed_over(returned):
+    wrong = Fallback(name="mine", change=lambda launch: returned, answers=("graph-capture",), alters="speed", cost="")
+    move = next_move((attempt(stuck()),), (wrong,), GO)
+    assert isinstance(move, GiveUp)
+    assert move.failed == (f"fallback 'mine' failed: it returned a {type(returned).__name__}, not a Launch",)
+
+
+def test_ctrl_c_in_a_change_is_no_failure_of_it():
+    with pytest.raises(KeyboardInterrupt):
+        next_move((attempt(stuck()),), (broken("mine", KeyboardInterrupt()),), GO)
+
+
+def test_a_change_that_does_not_apply_is_nothing_to_tell():
+    fits_not = Fallback(name="mine", change=lambda launch: None, answers=("graph-capture",), alters="speed", cost="")
+    assert next_move((attempt(stuck()),), (fits_not, NO_GRAPH), GO).failed == ()

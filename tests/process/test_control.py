@@ -90,7 +90,9 @@ async def send(connection, data):
 
 @asynccontextmanager
 async def answered(folder, *, before=lambda path: None):
-    run = plain(folder)._run
+    supervision = plain(folder)
+    await supervision.make_folder()
+    run = supervision._run
     story = Story(run)
     before(os.path.join(run.folder.path, CONTROL))
     await run.notes.begin(command=("server",))

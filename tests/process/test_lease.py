@@ -304,3 +304,20 @@ def test_mapped_by_this_process_is_busy_too(left):
     with left.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         assert remove(left).answer == "busy"
     assert remove(left).answer == "removed"
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_whoever_listens_gets_no_connection_by_being_asked(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(_lease, "_is_bound", lambda path: False)  # as of one in another network namespace
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, kind) as bound:
+        bound.bind(str(path))
+        if kind == socket.SOCK_STREAM:
+            bound.listen()
+        bound.setblocking(False)
+        found = os.lstat(path)
+        removal = _lease.remove_socket(str(path), (found.st_dev, found.st_ino))
+        assert removal.answer == "busy"
+        with pytest.raises(BlockingIOError):
+            bound.accept() if kind == socket.SOCK_STREAM else bound.recv(1)
+    assert path.is_socket()

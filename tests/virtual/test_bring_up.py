@@ -406,3 +406,17 @@ def test_a_fault_of_our_own_while_ending_is_told_as_unknown_and_logged(monkeypat
     assert release.answer == "unknown"
     assert "RuntimeError: a bug" in release.items[0].detail
     assert "could not be ended as it should" in caplog.text
+
+
+def test_a_fallback_of_the_callers_own_that_raises_is_told_once_and_the_next_one_is_tried():
+    def change(launch):
+        raise RuntimeError("no such file: /secret=hunter2")
+
+    mine = Fallback(name="mine", change=change, answers=("import",), alters="speed", cost="")
+    fallbacks = (mine, fallback("good", "--good", "import"))
+    played = play([Script(look=deadlocks)] * 3, fallbacks=fallbacks, retry_hangs=True)
+    notes = [event.text for event in played.events if event.event == "notice" and "failed" in event.text]
+    assert len(notes) == 1
+    assert notes[0].startswith("fallback 'mine' failed: RuntimeError: ")
+    assert [attempt.fallbacks for attempt in played.history][1] == ("good",)
+    assert isinstance(played.error, GaveUp)  # and not what the change raised

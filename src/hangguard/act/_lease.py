@@ -14,6 +14,7 @@ itself (``python -I -S _lease.py``), because the program that started the server
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -107,14 +108,15 @@ class Clearing:
     ``run`` may be left behind in its thread; what was answered by then is in ``answers``.
     """
 
-    def __init__(self, files: Iterable[Mapping[str, Any]], *, really: bool = True) -> None:
+    def __init__(self, files: Iterable[Mapping[str, Any]], *, really: bool = True, busy_for: float = BUSY_FOR) -> None:
+        self._busy_for = busy_for
         self._files = [dict(file) for file in files]
         self._removals: dict[int, Removal] = {}
         self._really = really
 
     def run(self) -> list[dict[str, Any]]:
         """Remove them; those that somebody has are asked for again for a moment. Returns the answers."""
-        ends_at, todo = time.monotonic() + BUSY_FOR, list(range(len(self._files)))
+        ends_at, todo = time.monotonic() + self._busy_for, list(range(len(self._files)))
         while todo:
             for number in todo:
                 self._removals[number] = self._remove(self._files[number])
@@ -168,9 +170,9 @@ def _name_of(meant: FileId, folder: str) -> str:
 
 
 def main() -> None:
-    """Read ``{"files": […], "really": …}`` from standard input, and write the answers to standard output."""
+    """Read ``{"files": […], "really": …, "busy_for": …}`` from standard input, write the answers to standard output."""
     asked = json.load(sys.stdin)
-    clearing = Clearing(received(asked["files"]), really=asked["really"])
+    clearing = Clearing(received(asked["files"]), really=asked["really"], busy_for=asked["busy_for"])
     json.dump(carried(clearing.run()), sys.stdout)
 
 
@@ -286,15 +288,18 @@ def _see_refused(path: str, within_folder: str) -> None:
     """Raise unless nobody is bound. The second path is as good, and short enough for connect(2): 107 bytes."""
     if _is_bound(path):
         raise _Stop("busy", "somebody is bound to it")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
+    # A datagram socket: whoever listens gets no connection by that, only we get EPROTOTYPE (net/unix/af_unix.c,
+    # unix_find_bsd, which looks in all network namespaces).
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as caller:
         try:
             caller.connect(within_folder)
         except ConnectionRefusedError:
             return
         except FileNotFoundError:
             raise
-        except OSError as problem:  # EAGAIN: its queue is full; EPROTOTYPE: it is a socket of another kind, and lives
-            raise _Stop("busy", f"somebody is bound to it ({problem.strerror})") from None
+        except OSError as problem:
+            if problem.errno != errno.EPROTOTYPE:
+                raise _Stop("busy", f"somebody is bound to it ({problem.strerror})") from None
     raise _Stop("busy", "somebody answers on it")
 
 

@@ -23,6 +23,7 @@ from hangguard.act._left import LOOK_WITHIN
 from hangguard.act.files import clear_files, holders_of, with_holders
 from hangguard.act.gpus import gpu_memory
 from hangguard.act.leftovers import Belonging, WhyNot, is_there, why_not_the_file
+from hangguard.act.new_names import look_at_new_names
 from hangguard.facts import (
     Ask,
     CleanupItem,
@@ -36,7 +37,6 @@ from hangguard.facts import (
     RunState,
     Survivor,
     Unseen,
-    unattributed_item,
     unproved_item,
 )
 from hangguard.observe.devices import look_who_has_gpus_open
@@ -259,7 +259,7 @@ async def _remove(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
 
 
 async def list_unattributed(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
-    """List what else of this user's is new in /dev/shm, and nobody has: never removed, for nobody knows whose it is."""
+    """List what else of this user's is new in /dev/shm: never removed, for nobody knows whose it is."""
     state = cleaning.state
     if state.root is None:
         return ()
@@ -274,11 +274,9 @@ async def list_unattributed(cleaning: Cleaning) -> tuple[CleanupItem, ...]:
     names = {file: path for file, path in there.items() if file not in {*state.shm_before}}
     mine = {file: path for file, path in names.items() if _is_mine(path, since=state.began)}
     known = {(file["device"], file["inode"]) for file in cleaning.files.values()}
-    had = await holders_of(mine) if mine.keys() - known else {}
-    if had is None:
-        return ()
-    left = sorted(path for file, path in mine.items() if file not in known and file not in had)
-    return tuple(map(unattributed_item, left[:MOST_UNATTRIBUTED]))
+    new = await look_at_new_names(sorted(path for file, path in mine.items() if file not in known))
+    shown = sorted(new, key=lambda name: name.use == "in use")[:MOST_UNATTRIBUTED]
+    return tuple(name.as_item() for name in shown)
 
 
 def _unlisted(why: str) -> CleanupItem:

@@ -27,17 +27,22 @@ HOLDERS_WITHIN = 5.0
 MOST_NAMED = 4
 
 
-async def clear_files(files: Iterable[held.Plain], *, really: bool = True) -> tuple[RemovedFile, ...]:
+async def clear_files(
+    files: Iterable[held.Plain], *, really: bool = True, busy_for: float = _lease.BUSY_FOR
+) -> tuple[RemovedFile, ...]:
     """Remove what nobody has, in a process of its own, and say what became of each. Never raises.
 
     Not in this process: the user's program may fork while a lease is held, and the child would have it too. Without
-    ``really`` everything is done but the last step.
+    ``really`` everything is done but the last step. ``busy_for``: seconds in which one that somebody has is asked for
+    again; 0: each is asked for once.
     """
     asked = list(files)
     if not asked:
         return ()
     try:
-        answers = await in_time("removal", lambda: _clear(asked, really=really), within=CLEAR_WITHIN + 1.0)
+        answers = await in_time(
+            "removal", lambda: _clear(asked, really=really, busy_for=busy_for), within=CLEAR_WITHIN + 1.0
+        )
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         answers = Unseen(f"it could not be asked: {type(problem).__name__}: {problem}")
     if isinstance(answers, Unseen):
@@ -45,10 +50,10 @@ async def clear_files(files: Iterable[held.Plain], *, really: bool = True) -> tu
     return as_removed(answers)
 
 
-def _clear(files: list[held.Plain], *, really: bool) -> list[held.Plain]:
+def _clear(files: list[held.Plain], *, really: bool, busy_for: float) -> list[held.Plain]:
     done = subprocess.run(
         [sys.executable, "-I", "-S", _lease.__file__],
-        input=json.dumps({"files": _lease.carried(files), "really": really}).encode(),
+        input=json.dumps({"files": _lease.carried(files), "really": really, "busy_for": busy_for}).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=True,
@@ -70,10 +75,7 @@ def as_removed(answers: Iterable[held.Plain]) -> tuple[RemovedFile, ...]:
 
 async def with_holders(files: tuple[RemovedFile, ...], elsewhere: Elsewhere | None = None) -> tuple[RemovedFile, ...]:
     """Name who has what could not be removed, as far as a scan of all processes can tell."""
-    busy = {(file.device, file.inode) for file in files if file.answer == "busy"}
-    named = await _asked(lambda: _names(who_has(busy, elsewhere))) if busy else None
-    if named is None:
-        return files
+    named = await names_of_holders(((file.device, file.inode) for file in files if file.answer == "busy"), elsewhere)
     return tuple(replace(file, holders=named.get((file.device, file.inode), ())) for file in files)
 
 
@@ -81,6 +83,14 @@ async def holders_of(files: Iterable[tuple[int, int]]) -> dict[tuple[int, int], 
     """Return the pids that have each of these (device, inode) now; ``None``: it cannot be seen, or not in time."""
     wanted = set(files)
     return await _asked(lambda: who_has(wanted))
+
+
+async def names_of_holders(
+    files: Iterable[tuple[int, int]], elsewhere: Elsewhere | None = None
+) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Name who has each of these (device, inode) now, as far as a scan of all processes can tell."""
+    wanted = set(files)
+    return (await _asked(lambda: _names(who_has(wanted, elsewhere))) if wanted else None) or {}
 
 
 async def _asked(question: Callable[[], T]) -> T | None:

@@ -46,6 +46,25 @@ WRITTEN = (
 it is left alone: somebody keeps something there."""
 
 
+def is_never_started(path: str) -> bool:
+    """Whether in the folder of a run there is nothing but the mark that it is one, and nobody has a lock on that.
+
+    It was made, and its program ended before anything was noted or launched. Blocks; never raises.
+    """
+    with suppress(OSError), _opened(os.path.dirname(path)) as base, _unused(base, os.path.basename(path)) as (_, files):  # noqa: PTH119, PTH120
+        return set(files) == {MARKER}
+    return False
+
+
+def delete_never_started(path: str) -> bool:
+    """Delete such a folder; return whether that was done. Blocks; never raises."""
+    with suppress(OSError), _opened(os.path.dirname(path)) as base:  # noqa: PTH120
+        status = os.fstat(base)
+        if status.st_uid == os.geteuid() and not status.st_mode & 0o022:  # else others could put something there
+            return _delete(base, os.path.basename(path), only_mark=True)  # noqa: PTH119
+    return False
+
+
 async def delete_old_runs(folder: RunFolder) -> None:
     """Keep the runs within their bounds, before a new one begins. Never raises, and waits for no wedged disk."""
     home = folder.home
@@ -111,9 +130,11 @@ def _has_left(home: str, name: str) -> bool:
     return True
 
 
-def _delete(base: int, name: str) -> bool:
+def _delete(base: int, name: str, *, only_mark: bool = False) -> bool:
     """Delete one run; the marker goes last, so that what was interrupted is found again."""
     with suppress(OSError), _unused(base, name) as (folder, files):
+        if only_mark and set(files) != {MARKER}:
+            return False
         for file in sorted(files, key=lambda file: file == MARKER):
             os.unlink(file, dir_fd=folder)
         os.rmdir(name, dir_fd=base)

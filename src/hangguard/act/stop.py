@@ -13,6 +13,7 @@ import anyio
 from hangguard.act import _membership
 from hangguard.act.files import files_item, unattributed_names, with_holders
 from hangguard.act.gpus import Gpus, gpu_memory, is_member
+from hangguard.act.new_names import look_at_new_names
 from hangguard.act.stopped import Stopped
 from hangguard.elsewhere import Elsewhere
 from hangguard.facts import Daemon, Listener, Release, ReleaseItem, Survivor, Unseen
@@ -28,6 +29,8 @@ LOOKS_WITHIN = 5.0
 """Seconds for one look at one resource."""
 NOT_OURS_FOR = 10.0
 """Seconds after which waiting ends if all that is missing is what waiting does not bring: a sight, a stranger."""
+AT_LEAST_FOR_NAMES = 2.0
+"""Seconds for the look whether somebody has what is new, however late it is; it takes 0.2 s."""
 COUNTERS_LAG = 2.0
 """Seconds after which utilisation is that of now: it is an average over up to a second, and comes later still."""
 
@@ -95,7 +98,9 @@ async def prove_release(
         survivors=survivors,
         daemons=_daemons(stopped),
         files=files,
-        unattributed_files=unattributed,
+        new_names=await look_at_new_names(
+            unattributed, elsewhere, within=max(AT_LEAST_FOR_NAMES, within - (clock() - began))
+        ),
         unattributed_unseen=(*([in_shm.reason] if isinstance(in_shm, Unseen) else ()), *there.unseen),
         seconds=clock() - began,
         processes=stopped.processes,

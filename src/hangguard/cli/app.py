@@ -87,8 +87,8 @@ def run(command: tuple[str, ...], **options: object) -> int:
     It serves until it is asked to stop. Ctrl-C, SIGTERM, SIGQUIT and a hang-up ask for the stop; a second one ends
     drain and grace, not the proof.
 
-    Exit codes: 0 ended as asked; 2 usage; 10 attempts used up; 11 permanent failure; 12 something is left
-    behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
+    Exit codes: 0 ended as asked; 2 usage; 10 attempts used up, or no fallback left; 11 permanent failure; 12 something
+    is left behind; 13 refused before launch; 14 the server ended by itself; 124 not ready in time; 126, 127 the command
     cannot be executed, was not found; 1 internal error. With --attempts 1 and --fallbacks none a non-zero exit
     code of the server itself is passed through.
 
@@ -108,14 +108,17 @@ RUN_DIR = click.option("--run-dir", metavar="PATH", help="Where its folder was m
 
 
 @cli.command()
-@click.argument("run_", metavar="RUN")
+@click.argument("run_", required=False, metavar="[RUN]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @RUN_DIR
-def status(run_: str, **options: object) -> int:
-    """Say how a run stands. RUN is its id, the beginning of it, or its folder. Takes under 20 seconds.
+def status(run_: str | None, **options: object) -> int:
+    """Say how a run stands. Takes under 20 seconds.
+
+    RUN is its id, the beginning of it, or its folder; of several with that beginning, and without RUN of all, the only
+    one that lives is meant.
 
     Exit codes: 0 its supervisor, or its guardian, lives; 14 it is over, or both are dead; 21 its supervisor lives and
-    does not answer; 22 there is no such run; 124 not in time; 1 internal error.
+    does not answer; 22 there is no such run, or several that live; 124 not in time; 2 usage; 1 internal error.
     """
     from hangguard.cli.status import StatusOptions, run_status  # noqa: PLC0415 - others need not load it
 
@@ -123,7 +126,7 @@ def status(run_: str, **options: object) -> int:
 
 
 @cli.command()
-@click.argument("target", metavar="RUN|URL")
+@click.argument("target", required=False, metavar="[RUN|URL]")
 @click.option(
     "--for",
     "wanted",
@@ -139,6 +142,9 @@ def wait(**options: object) -> int:
 
     What was reached is printed: ready, stuck, exit or timeout.
 
+    RUN is its id, the beginning of it, or its folder; of several with that beginning, and without RUN of all, the only
+    one that lives is meant.
+
     Exit codes: 0 what was waited for; 14 it is over, and so that cannot come any more; 20 it hangs, and nobody acts on
     it; 124 timeout; 22 there is no such run, or nobody listens at URL; 12 nobody of it can be asked, and some of its
     processes live; 2 usage; 1 internal error.
@@ -149,13 +155,16 @@ def wait(**options: object) -> int:
 
 
 @cli.command()
-@click.argument("run_", metavar="RUN")
+@click.argument("run_", required=False, metavar="[RUN]")
 @click.option("--drain", type=SECONDS, help="Seconds to let running requests finish.")
 @click.option("--within", type=SECONDS, help="Seconds for drain, grace, kill and proof together.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @RUN_DIR
-def stop(run_: str, **options: object) -> int:
-    """Stop a run, and everything of it, with proof. RUN is its id, the beginning of it, or its folder.
+def stop(run_: str | None, **options: object) -> int:
+    """Stop a run, and everything of it, with proof.
+
+    RUN is its id, the beginning of it, or its folder; of several with that beginning, and without RUN of all, the only
+    one that lives is meant.
 
     Its supervisor is asked; if that is dead, its guardian. Where both are, nothing is signalled: hangguard clean looks
     at what is left.

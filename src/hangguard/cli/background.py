@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import anyio
+
 from hangguard.store import SUPERVISOR_LOG
 from hangguard.supervision.events import BecameReady, Event
 from hangguard.sync import Supervision
@@ -20,6 +22,7 @@ class Background:
 
     def begin(self, supervision: Supervision) -> str:
         """Write to the run's folder from now on instead of to the terminal; return why that cannot be, if so."""
+        anyio.run(supervision.make_folder)
         folder = supervision.folder
         if folder is None or Path(folder).name != supervision.run_id:
             return "a run in the background needs a folder of its own, and none could be made: give --run-dir."

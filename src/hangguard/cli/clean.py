@@ -42,7 +42,7 @@ def run_clean(options: CleanOptions) -> int:
             document = {"schema": 1, "problem": problem, "candidates": list(none.candidates), "exit_code": NO_SERVER}
             print(json.dumps(document, indent=1))
         else:
-            found = "".join(f"\n  {run_id}" for run_id in none.candidates[:20])
+            found = "".join(f"\n  {clean_text(redact(line))}" for line in none.described[:20])
             print(f"hangguard: {problem}.{found or ' To see the runs: hangguard ps --all'}", file=sys.stderr)
         return NO_SERVER
     code = exit_code_of(report, chosen=options.run is not None)

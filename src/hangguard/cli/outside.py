@@ -32,5 +32,8 @@ def ask_outside(question: Callable[[], Awaitable[int]]) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"hangguard: {clean_text(redact(as_typed(text)))}", file=sys.stderr)
+    lines = "\n".join(
+        clean_text(line) for line in redact(as_typed(text)).splitlines()
+    )  # a line for each that may be meant
+    print(f"hangguard: {lines}", file=sys.stderr)
     return code

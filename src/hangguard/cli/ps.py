@@ -155,6 +155,7 @@ def _print_advice(runs: tuple[RunNow, ...]) -> None:
     lines += [
         f"run {now.found.run_id} cannot be read: {now.why}"
         + (f"; pid {_pids(now)} writes to its log" * bool(now.members))
+        + (f"; its guardian, pid {now.guardian}, lives; to end it: {command_for(now, 'stop')}" * bool(now.guardian))
         for now in runs
         if now.standing == "unreadable"
     ][:3]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import anyio
 
+from hangguard.act.cleanup import look_at
 from hangguard.cli.exits import ASKED, LOST, UNPROVED
 from hangguard.cli.outside import ask_outside
 from hangguard.errors import NoAnswer, NoSuchServer, RunOver
@@ -15,7 +16,7 @@ from hangguard.facts import RunStatus, Unseen
 from hangguard.observe.lane import in_time
 from hangguard.redact import clean_text, redact
 from hangguard.report.text import duration
-from hangguard.supervision.living import read_known
+from hangguard.supervision.living import folder_of, read_known
 from hangguard.supervision.reattach import AsyncReattachment
 
 WITHIN = 20.0
@@ -26,7 +27,7 @@ WITHIN = 20.0
 class StatusOptions:
     """The command line of ``hangguard status``, checked by click."""
 
-    run: str
+    run: str | None = None
     run_dir: str | None = None
     as_json: bool = False
 
@@ -38,40 +39,51 @@ def run_status(options: StatusOptions) -> int:
 
 async def _status(options: StatusOptions) -> int:
     with anyio.fail_after(WITHIN):
-        status, code = await _asked(options)
+        status, standing, code = await _asked(options)
     if options.as_json:
         document = {"schema": 1, **asdict(status), "exit_code": code}
+        document["state"]["stage"] = standing
         print(json.dumps(redact(document), indent=1, ensure_ascii=True))
     else:
-        for line in lines_of(status):
+        for line in lines_of(status, standing):
             print(clean_text(redact(line)))
     return code
 
 
-async def _asked(options: StatusOptions) -> tuple[RunStatus, int]:
+async def _asked(options: StatusOptions) -> tuple[RunStatus, str, int]:
+    """Return the status, how the run stands in the words of ``ps``, and the exit code."""
+    folder = await folder_of(options.run, options.run_dir)
     try:
-        async with AsyncReattachment(options.run, options.run_dir) as run:
-            return await run.status(), ASKED
+        async with AsyncReattachment(folder) as run:
+            status = await run.status()
     except NoAnswer as silent:
-        return await _noted(options, str(silent)), UNPROVED
+        return *await _noted(folder, str(silent)), UNPROVED
     except RunOver as over:
-        return await _noted(options, str(over)), LOST
+        return *await _noted(folder, str(over)), LOST
+    return status, "kept" if status.told_by == "guardian" else status.state.stage, ASKED
 
 
-async def _noted(options: StatusOptions, note: str) -> RunStatus:
-    """Return what the state file says."""
-    known = await in_time("state file", lambda: read_known(options.run, options.run_dir), within=5.0)
+async def _noted(folder: str, note: str) -> tuple[RunStatus, str]:
+    """Return what the state file says, and how the run stands now; of a dead one nothing that is only true of a living.
+
+    The file was written by somebody who may be dead: its stage, its verdict and where it answers are of that time.
+    """
+    known = await in_time("state file", lambda: read_known(folder), within=5.0)
     if isinstance(known, Unseen):
-        raise NoSuchServer(f"The run {options.run} cannot be looked at: {known.reason}")
-    state = replace(known[1], files=(), shm_before=())
-    return RunStatus(state=state, told_by="state file", note=note)
+        raise NoSuchServer(f"The run in {folder} cannot be looked at: {known.reason}")
+    found, state = known
+    (now,) = await look_at(lambda: (found,))
+    state = replace(state, files=(), shm_before=())
+    if not now.is_alive:
+        state = replace(state, url="", verdict="", kind="", why="")
+    return RunStatus(state=state, told_by="state file", note=note), now.standing
 
 
-def lines_of(status: RunStatus) -> Iterator[str]:
+def lines_of(status: RunStatus, standing: str) -> Iterator[str]:
     """Yield one fact a line: a stable word, and what there is to say."""
     state = status.state
     yield f"run {state.run_id}"
-    yield f"stage {state.stage}"
+    yield f"stage {standing}"
     yield f"told by {status.told_by}"
     if state.url:
         yield f"url {state.url}"

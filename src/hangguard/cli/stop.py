@@ -17,7 +17,7 @@ from hangguard.supervision.reattach import AsyncReattachment
 class StopOptions:
     """The command line of ``hangguard stop``, checked by click."""
 
-    run: str
+    run: str | None = None
     drain: float | None = None
     within: float | None = None
     run_dir: str | None = None

@@ -12,6 +12,7 @@ from hangguard.cli.outside import ask_outside
 from hangguard.errors import BadLaunch, NoAnswer, NoSuchServer, RunOver
 from hangguard.facts import ReachedState
 from hangguard.supervision.attach import AsyncAttachment, Attaching
+from hangguard.supervision.living import folder_of
 from hangguard.supervision.reattach import AsyncReattachment
 from hangguard.supervision.standing import until_standing
 
@@ -23,7 +24,8 @@ AGAIN = 0.5
 class WaitOptions:
     """The command line of ``hangguard wait``, checked by click."""
 
-    target: str
+    target: str | None = None
+    """A run, or a URL; ``None``: the only run that lives."""
     wanted: ReachedState = "ready"
     timeout: float
     run_dir: str | None = None
@@ -37,9 +39,9 @@ def run_wait(options: WaitOptions) -> int:
 async def _wait(options: WaitOptions) -> int:
     if not math.isfinite(options.timeout):
         raise BadLaunch(f"--timeout is {options.timeout}", advice="It must be a number of seconds, and finite")
-    reached = "timeout"
+    reached, url = "timeout", options.target or ""
     with anyio.move_on_after(options.timeout):
-        reached = await (_of_url(options) if "://" in options.target else _of_run(options))
+        reached = await (_of_url(options, url) if "://" in url else _of_run(options))
     print(reached, flush=True)
     if reached == options.wanted:
         return ASKED
@@ -47,9 +49,10 @@ async def _wait(options: WaitOptions) -> int:
 
 
 async def _of_run(options: WaitOptions) -> ReachedState:
+    folder = await folder_of(options.target, options.run_dir)  # once: later another one may be the only one that lives
     while True:
         try:
-            async with AsyncReattachment(options.target, options.run_dir) as run:
+            async with AsyncReattachment(folder) as run:
                 return await run.wait(options.wanted)
         except RunOver as over:
             if over.living:
@@ -59,10 +62,10 @@ async def _of_run(options: WaitOptions) -> ReachedState:
             await anyio.sleep(AGAIN)
 
 
-async def _of_url(options: WaitOptions) -> ReachedState:
+async def _of_url(options: WaitOptions, url: str) -> ReachedState:
     while True:
         try:
-            async with AsyncAttachment(Attaching(url=options.target)) as watch:
+            async with AsyncAttachment(Attaching(url=url)) as watch:
                 return await until_standing(watch, options.wanted)
         except NoSuchServer:
             if options.wanted != "ready":

@@ -42,10 +42,12 @@ from hangguard.facts.decided import Suspect as Suspect
 from hangguard.facts.decided import Unclear as Unclear
 from hangguard.facts.decided import Verdict as Verdict
 from hangguard.facts.decided import Waiting as Waiting
+from hangguard.facts.done import IF_NOBODYS as IF_NOBODYS
 from hangguard.facts.done import Attempt as Attempt
 from hangguard.facts.done import Daemon as Daemon
 from hangguard.facts.done import Drained as Drained
 from hangguard.facts.done import EndedProcess as EndedProcess
+from hangguard.facts.done import NewName as NewName
 from hangguard.facts.done import Release as Release
 from hangguard.facts.done import ReleaseItem as ReleaseItem
 from hangguard.facts.done import RemovedFile as RemovedFile
@@ -53,7 +55,6 @@ from hangguard.facts.done import Resource as Resource
 from hangguard.facts.done import SharedSegment as SharedSegment
 from hangguard.facts.done import Survivor as Survivor
 from hangguard.facts.done import ToldBy as ToldBy
-from hangguard.facts.done import unattributed_item as unattributed_item
 from hangguard.facts.done import unproved_item as unproved_item
 from hangguard.facts.known import NOT_ASKED as NOT_ASKED
 from hangguard.facts.known import PHASES as PHASES

@@ -10,6 +10,9 @@ What: TypeAlias = Literal[
 ]
 Whose: TypeAlias = Literal["ours", "somebody else's", "unknown"]
 
+FOLDER_REMOVED, FOLDER_WOULD_GO = "its folder removed", "its folder would be removed"
+"""What is done with a run that never started."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupItem:

@@ -206,16 +206,35 @@ class SharedSegment:
         )
 
 
-def unattributed_item(path: str) -> CleanupItem:
-    """Return a file of which nobody knows whose it is, as an item of a cleaning."""
-    return CleanupItem(
-        what="file",
-        name=path,
-        whose="unknown",
-        proof="it is new since the launch, and no member was seen to have it",
-        answer="left",
-        done=f"left; if nobody's: {shlex.join(['rm', '--', path])}",
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewName:
+    """A name that is new since the launch, and that no member was seen to have: listed, never removed."""
+
+    path: str
+    use: Literal["at rest", "in use", "unknown"]
+    """at rest: at the moment of the look nobody had it open or mapped, or was bound to it, in whatever container and as
+    whatever user (the kernel granted a write lease). in use: somebody has it. unknown: that could not be asked."""
+    why: str = ""
+    """Who has it, as far as could be seen; or why it is not known."""
+
+    @property
+    def command(self) -> str:
+        """Return what removes it, where you know that nobody wants it; empty: somebody has it, or may have it."""
+        return shlex.join(["rm", "--", self.path]) if self.use == "at rest" else ""
+
+    def as_item(self) -> CleanupItem:
+        """Return it as an item of a cleaning: left, whatever it is."""
+        new = "it is new since the launch, and no member was seen to have it"
+        whose, proof, done = {
+            "at rest": ("unknown", f"{new}; nobody has it at this moment", f"{IF_NOBODYS}{self.command}"),
+            "in use": ("somebody else's", f"{new}; {self.why or 'somebody'} has it now", "left alone: it is in use"),
+            "unknown": ("unknown", new, f"left: it could not be seen whether somebody has it ({self.why})"),
+        }[self.use]
+        return CleanupItem(what="file", name=self.path, whose=whose, proof=proof, answer="left", done=done)  # type: ignore[arg-type]
+
+
+IF_NOBODYS = "left; if nobody's: "
+"""How that begins which is said of a new name at rest."""
 
 
 def unproved_item(path: str, why: str, *, is_other: bool) -> CleanupItem:
@@ -236,9 +255,9 @@ class Release:
     """What members were seen to have that may be left behind (see ``FileKind``), and what became of each."""
     daemons: tuple[Daemon, ...] = ()
     """Daemons of somebody else that the launch has started: left running, and no part of the answer."""
-    unattributed_files: tuple[str, ...] = ()
+    new_names: tuple[NewName, ...] = ()
     """All other names that appeared in /dev/shm meanwhile, and those that engines use and that appeared in the temp
-    folder and where extensions are built: listed, never deleted."""
+    folder and where extensions are built, each with whether somebody has it: listed, never deleted."""
     unattributed_unseen: tuple[str, ...] = ()
     """Where it could not be seen what appeared, each with the reason."""
     segments: tuple[SharedSegment, ...] | Unseen = Unseen("not looked for")
@@ -261,12 +280,17 @@ class Release:
                 *(daemon.as_item() for daemon in self.daemons),
                 *(file.as_item() for file in self.files),
                 *(segment.as_item() for segment in (() if isinstance(self.segments, Unseen) else self.segments)),
-                *map(unattributed_item, self.unattributed_files),
+                *(name.as_item() for name in self.new_names),
                 *(item.as_item(known[item.resource]) for item in blind),
                 *looked,
             ),
             seconds=self.seconds,
         )
+
+    @property
+    def unattributed_files(self) -> tuple[str, ...]:
+        """Return the paths of all ``new_names``, in use or not: somebody else's, perhaps."""
+        return tuple(name.path for name in self.new_names)
 
     @property
     def answer(self) -> Literal["released", "held", "unknown"]:

@@ -88,11 +88,12 @@ class FoundRun:
 
 
 RunStanding: TypeAlias = Literal[
-    "starting", "ready", "stopping", "kept", "ending", "left behind", "over", "elsewhere", "unreadable"
+    "starting", "ready", "stopping", "kept", "ending", "left behind", "over", "elsewhere", "never started", "unreadable"
 ]
 """starting, ready, stopping: it goes on, as its supervisor noted. kept: its supervisor is gone, and it was to outlive
 that. ending: its supervisor is gone, and its guardian ends it. left behind: nobody cares for it, and something of it is
-there. over: nothing is. elsewhere: it is of another machine, user or pid namespace. unreadable: nobody knows."""
+there. over: nothing is. elsewhere: it is of another machine, user or pid namespace. never started: its folder was made,
+and nothing else, and nobody has it. unreadable: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class Relaunch:
     fallback: AppliedChange | None
     changes: tuple[AppliedChange, ...]
     why: str = ""
+    failed: tuple[str, ...] = ()
+    """What is to be told of fallbacks whose change raised, and that were passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class GiveUp:
 
     why: str
     kind: Literal["permanent", "expired", "exhausted"]
+    failed: tuple[str, ...] = ()
+    """As in :class:`Relaunch`."""
 
 
 Move: TypeAlias = Keep | Relaunch | GiveUp
@@ -121,20 +125,35 @@ def next_move(
         return _used_up(verdict, budget)
     launch, changes = _base(history)
     tried = {name for attempt in history for name in attempt.fallbacks}
+    failed: tuple[str, ...] = ()
     for fallback in fallbacks:
         if fallback.name in tried or not set(fallback.answers) & _questions(verdict):
             continue
-        changed = fallback.change(launch)
-        if changed is None or changed == launch:
+        changed, how = changed_by(fallback, launch)
+        if changed is None:
+            failed += (how,) if how else ()
             continue
-        applied = AppliedChange(name=fallback.name, change=describe(launch, changed), alters=fallback.alters)
-        return Relaunch(changed, budget.after, applied, (*changes, applied), fallback.cost)
+        applied = AppliedChange(name=fallback.name, change=how, alters=fallback.alters)
+        return Relaunch(changed, budget.after, applied, (*changes, applied), fallback.cost, failed)
     if _may_retry_unchanged(history, retry_hangs=retry_hangs):
         # What a server held when it hung is lost already: nothing is gained by waiting.
         after = 0.0 if verdict.phase == "serving" and not isinstance(verdict, Exited) else budget.after
-        return Relaunch(launch, after, None, changes, "an unchanged retry")
+        return Relaunch(launch, after, None, changes, "an unchanged retry", failed)
     why = _nothing_left(fallbacks, tried) if fallbacks else no_fallbacks or OFF
-    return GiveUp(f"{in_one_line(verdict)}; {why}", "exhausted")
+    return GiveUp(f"{in_one_line(verdict)}; {why}", "exhausted", failed)
+
+
+def changed_by(fallback: Fallback, launch: Launch) -> tuple[Launch | None, str]:
+    """Return the changed launch and what differs, or ``None`` and why there is none; empty: it does not apply."""
+    try:
+        changed = fallback.change(launch)
+        if changed is None or changed == launch:
+            return None, ""
+        if not isinstance(changed, Launch):  # the caller's own, of which no type checker has seen anything
+            return None, f"fallback {fallback.name!r} failed: it returned a {type(changed).__name__}, not a Launch"
+        return changed, describe(launch, changed)
+    except Exception as problem:  # noqa: BLE001 - a named edge: the change may be the caller's own
+        return None, f"fallback {fallback.name!r} failed: {type(problem).__name__}: {problem}"
 
 
 def _no_relaunch(last: Attempt) -> GiveUp | None:

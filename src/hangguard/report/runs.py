@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from hangguard.facts import CleanupItem, CleanupReport, Gpu, RunNow, RunState, Unseen
+from hangguard.facts import IF_NOBODYS, CleanupItem, CleanupReport, Gpu, RunNow, RunState, Unseen
+from hangguard.facts.cleaned import FOLDER_REMOVED, FOLDER_WOULD_GO
 from hangguard.report.releases import LONGEST, removal_command
 from hangguard.report.text import Line
 from hangguard.run_state import name_for
@@ -105,7 +106,7 @@ def cleanup_lines(report: CleanupReport, again: str) -> list[Line]:
         items = [item for item in report.items if item.run_id == run_id]
         lines += [Line(""), Line(f"run {run_id}", style="bold")]
         lines += [line for item in _sorted(filter(_is_shown_alone, items)) for line in _lines(item)]
-        lines += _unattributed([item.name for item in items if not _is_shown_alone(item)])
+        lines += _at_rest([item.name for item in items if not _is_shown_alone(item)])
     advice = _advice(report, again)
     return [*lines, Line(""), *advice] if advice else lines
 
@@ -117,6 +118,10 @@ def _headline(report: CleanupReport) -> str:
     size = _size(sum(item.size_bytes for item in files))
     things = [_count(ended, "process", "processes")] if ended else []
     things += [_count(len(files), "file", "files") + (f" ({size})" if size else "")] if files else []
+    folders = sum(item.done in {FOLDER_REMOVED, FOLDER_WOULD_GO} for item in report.items)
+    things += [_count(folders, "folder of a run that never started", "folders of runs that never started")] * bool(
+        folders
+    )
     what = " and ".join(things)
     if report.left_behind:
         return f"LEFT BEHIND: {_count(len(report.left_behind), 'thing', 'things')} of ours cannot be ended"
@@ -141,7 +146,7 @@ def _sorted(items: Iterable[CleanupItem]) -> list[CleanupItem]:
 
 
 def _is_shown_alone(item: CleanupItem) -> bool:
-    return not (item.what == "file" and item.whose == "unknown" and item.answer == "left")
+    return not item.done.startswith(IF_NOBODYS) or item.what != "file"
 
 
 _COLUMN, _LONGEST_NAME = 14, 100
@@ -162,11 +167,11 @@ def _lines(item: CleanupItem) -> Iterable[Line]:
     yield Line(f"{item.done}{took}{why}", 2 if item.what == "run" else _COLUMN, style or "dim", 2)
 
 
-def _unattributed(paths: list[str]) -> Iterable[Line]:
+def _at_rest(paths: list[str]) -> Iterable[Line]:
     """Files of which nobody knows whose they are, with one command for all."""
     if paths:
         many = f"{_count(len(paths), 'name', 'names')} in /dev/shm {'is' if len(paths) == 1 else 'are'} new since then"
-        yield Line(f"{many}, nobody who can be seen has {'it' if len(paths) == 1 else 'them'}, and no member had:", 2)
+        yield Line(f"{many}, nobody has {'it' if len(paths) == 1 else 'them'} at this moment, and no member had:", 2)
         yield Line(f"left, for nobody knows whose; if nobody's: {_short(removal_command(paths))}", _COLUMN, "dim", 2)
 
 
@@ -183,7 +188,9 @@ def _advice(report: CleanupReport, again: str) -> list[Line]:
             Line("that. One of another user needs that user, or root."),
         ]
     would = report.dry_run and any(
-        item.whose == "ours" and item.answer == "gone" and item.what in {"process", "file", "socket"}
+        item.whose == "ours"
+        and item.answer == "gone"
+        and (item.what in {"process", "file", "socket"} or item.done == FOLDER_WOULD_GO)
         for item in report.items
     )
     return [Line(f"To do it:  {again}", style="bold")] if would else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hangguard.changes import describe
 from hangguard.facts import (
     NOT_ASKED,
     Broken,
@@ -22,6 +21,7 @@ from hangguard.facts import (
     Waiting,
 )
 from hangguard.judge import Memory, permitted
+from hangguard.judge.policy import changed_by
 from hangguard.judge.serving import SILENT_WITHOUT_GPUS
 from hangguard.observe.stacks import MISSING
 from hangguard.supervision.found import FoundServer
@@ -167,9 +167,9 @@ def _cures(verdict: Verdict, server: FoundServer) -> dict[str, str]:
     """Changes of the engine's own table that answer a hang in this phase, and apply to this command, by flag."""
     cures: dict[str, str] = {}
     for fallback in permitted("any", server.engine.fallbacks if not verdict.left_locks else ()):
-        changed = fallback.change(server.launch) if verdict.phase in fallback.answers else None
+        changed, how = changed_by(fallback, server.launch) if verdict.phase in fallback.answers else (None, "")
         if changed is not None:
-            change = describe(server.launch, changed).removeprefix("+ ")
+            change = how.removeprefix("+ ")
             cures[change] = f"start it again with {change} (alters {fallback.alters}: {fallback.cost})"
     return cures
 

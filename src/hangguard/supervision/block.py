@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 
 import anyio
@@ -11,21 +13,31 @@ from hangguard.errors import LeftBehind, StoppedEarly
 from hangguard.facts import (
     Attempt,
     Launch,
+    Unseen,
 )
+from hangguard.observe.lane import in_time
+from hangguard.store import RunFolder
 from hangguard.supervision.control import FROM_OUTSIDE, answering
 from hangguard.supervision.handle import AsyncServer
 from hangguard.supervision.interrupts import bare, holding_interrupts
+from hangguard.supervision.notes import Notes
 from hangguard.supervision.run import Run
 from hangguard.supervision.running import RunningAttempt
 from hangguard.supervision.serve import Story, serve
 from hangguard.supervision.stop_within import StopWithin
 
+FOLDER_WITHIN = 10.0
+"""Seconds that a start waits for the disk to make its folder; without one it has no log."""
+
 
 class AsyncSupervision:
     """A server to be, entered once with ``async with``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, open_folder: Callable[[], RunFolder] | None = None) -> None:
+        """``open_folder`` makes the folder of the run, once it begins; ``None``: it has what it has."""
         self._run = run
+        self._open_folder = open_folder
+        self._is_entered = False
         self._server: AsyncServer | None = None
         self._told: anyio.Event | None = None
 
@@ -36,8 +48,10 @@ class AsyncSupervision:
         (:class:`~hangguard.errors.StoppedEarly`: somebody asked for the stop before), and
         :class:`~hangguard.errors.Refused` when nothing could be started.
         """
-        if self._server is not None:
+        if self._is_entered:
             raise entered_before()
+        self._is_entered = True
+        await self.make_folder()
         story = Story(self._run)
         self._server = AsyncServer(story)
         self._group = anyio.create_task_group()
@@ -99,13 +113,27 @@ class AsyncSupervision:
 
     @property
     def folder(self) -> str | None:
-        """Where this run keeps its files; ``None``: nowhere, no place could be written."""
+        """Where this run keeps its files; ``None``: nowhere, no place could be written, or it has not begun."""
         return self._run.folder.path
 
     @property
     def now(self) -> RunningAttempt | None:
         """The attempt that runs, for those who show it; ``None`` before, between and after."""
         return self._server._story.now if self._server is not None else None  # noqa: SLF001 - the two are one
+
+    async def make_folder(self) -> None:
+        """Make the folder of this run, once: as soon as it begins, and not before. Never raises."""
+        open_folder, self._open_folder = self._open_folder, None
+        if open_folder is None:
+            return
+        try:
+            folder = await in_time("run folder", open_folder, within=FOLDER_WITHIN)
+        except (OSError, ValueError) as problem:
+            folder = Unseen(str(problem))
+        if isinstance(folder, Unseen):
+            lost = (f"no folder could be made for this run ({folder.reason}): it has no log",)
+            folder = replace(self._run.folder, lost=lost)
+        self._run = replace(self._run, folder=folder, notes=Notes(folder))
 
     def log_path(self, attempt: int) -> str | None:
         """Return where the server's output of an attempt goes; ``None``: this run has no folder."""

@@ -28,7 +28,8 @@ class BySupervisor:
 
     async def status(self) -> RunStatus:
         """Return how it stands."""
-        async with asking(self._found, self._state.supervisor, "status") as answers:
+        doubt = {"unreadable": True} if isinstance(self._found.state, Unseen) else None  # then it is written again
+        async with asking(self._found, self._state.supervisor, "status", doubt) as answers:
             answer = await self._soon(answers)
         try:
             return read_status(answer.get("status"))

@@ -196,7 +196,9 @@ class Control:
         except BadLineError as bad:
             await _put(line, say="error", problem=str(bad))
 
-    async def _tell_status(self, line: ControlLine, _request: dict[str, Any]) -> None:
+    async def _tell_status(self, line: ControlLine, request: dict[str, Any]) -> None:
+        if request.get("unreadable") is True:
+            self._story.run.notes.write_again()
         await _put(line, say="status", status=asdict(status_of(self._story)))
 
     async def _tell_events(self, line: ControlLine, _request: dict[str, Any]) -> None:

@@ -51,6 +51,31 @@ def connect_in(folder: str, supervisor: int) -> socket.socket:
     :class:`ConnectionRefusedError` where nobody listens (yet), :class:`PermissionError` for somebody else's, and any
     :class:`OSError`.
     """
+    connection = _connected_in(folder)
+    try:
+        pid, user = peer_of(connection)
+        if user not in {os.geteuid(), 0} or pid != supervisor:
+            raise PermissionError(0, f"process {pid} of user {user} listens at its {CONTROL}, not its supervisor")  # noqa: TRY301
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def listener_in(folder: str) -> int:
+    """Return the pid of who listens at the socket in the folder of a run, whatever its state file says.
+
+    The folder is this user's and closed to others, the socket and who listens are this user's. Raises as
+    :func:`connect_in` does.
+    """
+    with _connected_in(folder) as connection:
+        pid, user = peer_of(connection)
+    if user not in {os.geteuid(), 0} or pid <= 0:  # 0: of another pid namespace
+        raise PermissionError(0, f"process {pid} of user {user} listens at its {CONTROL}")
+    return pid
+
+
+def _connected_in(folder: str) -> socket.socket:
     with opened_privately(folder) as opened:
         # The file itself is held, and connected to through that: nothing can be put in its place in between.
         file = os.open(CONTROL, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened)
@@ -62,19 +87,12 @@ def connect_in(folder: str, supervisor: int) -> socket.socket:
         try:
             connection.settimeout(0.0)
             connection.connect(f"/proc/self/fd/{file}")
-            _check_listener(connection, supervisor)
         except BaseException:
             connection.close()
             raise
     finally:
         os.close(file)
     return connection
-
-
-def _check_listener(connection: socket.socket, supervisor: int) -> None:
-    pid, user = peer_of(connection)
-    if user not in {os.geteuid(), 0} or pid != supervisor:
-        raise PermissionError(0, f"process {pid} of user {user} listens at its {CONTROL}, not its supervisor")
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:

@@ -168,6 +168,7 @@ class Released(Happened):
             "items": [asdict(item) for item in self.release.items],
             "processes": [asdict(process) for process in self.release.processes],
             "files": list(self.release.unattributed_files),
+            "new_names": [{**asdict(name), "command": name.command} for name in self.release.new_names],
             "files_unseen": list(self.release.unattributed_unseen),
             "had": [asdict(file) for file in self.release.files],
             "segments": _segments(self.release),

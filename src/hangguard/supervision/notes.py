@@ -59,6 +59,10 @@ class Notes:
         if self.state != self._written:
             await self._write(within)
 
+    def write_again(self) -> None:
+        """Write the state at the next look, changed or not: somebody from outside could not read the file."""
+        self._written = None
+
     async def end(self, outcome: str) -> None:
         """Note how it ended, and let the thread go. The file stays."""
         await self.note(within=FIRST_WITHIN, stage="over", outcome=outcome)

@@ -10,9 +10,7 @@ from hangguard.facts import ReachedState, RunStatus, RunStopped, Unseen
 from hangguard.observe.lane import in_time
 from hangguard.supervision.by_guardian import ByGuardian, WatchedEvents
 from hangguard.supervision.by_supervisor import BySupervisor, EventStream
-from hangguard.supervision.living import LivingRun, find_living
-
-FIND_WITHIN = 5.0
+from hangguard.supervision.living import FIND_WITHIN, LivingRun, find_living
 
 
 class AsyncReattachedRun:
@@ -102,7 +100,7 @@ class AsyncReattachedRun:
 class AsyncReattachment:
     """A handle to be, entered once with ``async with``."""
 
-    def __init__(self, run: str, run_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, run: str | None = None, run_dir: str | os.PathLike[str] | None = None) -> None:
         self._name = run
         self._run_dir = run_dir
         self._voice: BySupervisor | ByGuardian | None = None
@@ -120,7 +118,7 @@ class AsyncReattachment:
         self._owner = os.getpid()
         living = await in_time("run", lambda: find_living(self._name, self._run_dir), within=FIND_WITHIN)
         if isinstance(living, Unseen):
-            raise NoSuchRun(f"The run {self._name} cannot be looked at: {living.reason}")
+            raise NoSuchRun(f"The run {self._name or ''} cannot be looked at: {living.reason}")
         if living.by == "supervisor":
             self._voice = voice = BySupervisor(living.found, living.state)
             return AsyncReattachedRun(living, voice, await voice.status())

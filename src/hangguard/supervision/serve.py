@@ -22,7 +22,7 @@ from hangguard.facts import AppliedChange, Attempt, Launch, Ready
 from hangguard.judge import GiveUp, Keep, Move, Relaunch, next_move
 from hangguard.judge.patience import timer_warnings
 from hangguard.judge.words import in_one_line
-from hangguard.redact import redact_argv
+from hangguard.redact import redact, redact_argv
 from hangguard.supervision.attempt import attempting
 from hangguard.supervision.drain import drain
 from hangguard.supervision.events import BecameReady, Ended, FallbackChosen, GivenUp, Notice
@@ -61,6 +61,7 @@ async def serve(story: Story) -> None:
     run, wishes = story.run, story.wishes
     launch = run.launch
     changes: tuple[AppliedChange, ...] = ()  # how ``launch`` differs from what was asked for
+    told: set[str] = set()  # of changes that failed
     earlier = 0  # attempts before the last restart: after one, retry budget and time begin anew
     deadline = run.world.clock() + run.limits.ready_within  # bounds the looking, never the stopping
     try:
@@ -81,7 +82,9 @@ async def serve(story: Story) -> None:
                 continue
             if attempt.was_ready:
                 raise ServerLost(attempt)
-            match _next_move(run, story.history[earlier:], deadline):
+            move = _next_move(run, story.history[earlier:], deadline)
+            _tell_failed_changes(run, attempt, move, told)
+            match move:
                 case Relaunch() as relaunch:
                     _tell_relaunch(run, attempt, relaunch)
                     with anyio.move_on_after(relaunch.after):
@@ -167,6 +170,16 @@ def _tell_timers(run: Run) -> None:
     """Limits of the engine's own that would end the server before one of ours fires, and lose the evidence."""
     for warning in timer_warnings(run.engine, run.launch, run.limits):
         run.announcer.tell(Notice(t=run.world.clock(), attempt=1, text=warning))
+
+
+def _tell_failed_changes(run: Run, attempt: Attempt, move: Move, told: set[str]) -> None:
+    """Changes of the caller's own that raised; each once, though it is asked for again after every attempt."""
+    for text in () if isinstance(move, Keep) else move.failed:
+        if text not in told:
+            told.add(text)
+            run.announcer.tell(
+                Notice(t=run.world.clock(), attempt=attempt.number, text=redact(text, run.folder.known_secrets))
+            )
 
 
 def _tell_relaunch(run: Run, attempt: Attempt, relaunch: Relaunch) -> None:

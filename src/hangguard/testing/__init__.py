@@ -15,8 +15,10 @@ __all__ = ["FaultPhase", "Leftover", "little_server_command"]
 FaultPhase: TypeAlias = Literal[
     "import", "dist-init", "weights-load", "kv-cache", "jit-compile", "graph-capture", "warm-up", "serving"
 ]
+"""Where a fault happens, see ``faults``."""
 
 Leftover: TypeAlias = Literal["mapped", "semaphore", "socket", "worker"]
+"""What the little server never tidies up, see ``leave``."""
 
 
 def little_server_command(
