@@ -172,9 +172,9 @@ _HOMES = {
         "Daemon", "Departed", "Diagnosis", "Drained", "EndedProcess", "Exit", "Exited", "Expired", "Fallback",
         "Finding", "Gpu", "GpuFault", "GpuHolder", "Growth", "HeldFile", "HeldFiles", "Host", "IdlePlace", "Launch",
         "Limits", "Listener", "LoadRoute", "LockFile", "Log", "LogLine", "Marker", "Measure", "Metric", "Moving",
-        "NewName", "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietLine", "QuietRoute", "Ready", "Release",
-        "ReleaseItem", "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample", "Serving",
-        "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
+        "NewName", "PastAttempt", "Place", "Port", "Preflight", "Process", "QuietLine", "QuietRoute", "Ready",
+        "Release", "ReleaseItem", "RemovedFile", "Reply", "Request", "RunState", "RunStatus", "RunStopped", "Sample",
+        "Serving", "SharedSegment", "Stack", "StackFrame", "StackMarker", "Stuck", "Survivor", "Suspect", "Symptom",
         "ThreadStack", "Timer", "Tree", "Unclear", "Unseen", "Verdict", "WaitSite", "Waiting",
     ),
     "judge": (

@@ -52,7 +52,7 @@ def the_run(name: str, run_dir: str | os.PathLike[str] | None = None) -> FoundRu
     try:
         raise _ambiguous(problem, look_at_runs(found))
     except OSError:
-        raise NoSuchRun(problem, tuple(one.run_id for one in found), advice="Say which") from None
+        raise NoSuchRun(problem, tuple(one.run_id for one in found), advice="Which one?") from None
 
 
 def _lives(now: RunNow) -> bool:
@@ -62,7 +62,7 @@ def _lives(now: RunNow) -> bool:
 def _ambiguous(problem: str, runs: Iterable[RunNow]) -> NoSuchRun:
     runs = tuple(runs)
     return NoSuchRun(
-        problem, tuple(now.found.run_id for now in runs), advice="Say which", described=tuple(map(_described, runs))
+        problem, tuple(now.found.run_id for now in runs), advice="Which one?", described=tuple(map(_described, runs))
     )
 
 

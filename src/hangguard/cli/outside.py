@@ -32,8 +32,7 @@ def ask_outside(question: Callable[[], Awaitable[int]]) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    lines = "\n".join(
-        clean_text(line) for line in redact(as_typed(text)).splitlines()
-    )  # a line for each that may be meant
+    # Each run that may be meant has a line of its own.
+    lines = "\n".join(clean_text(line) for line in redact(as_typed(text)).splitlines())
     print(f"hangguard: {lines}", file=sys.stderr)
     return code
