@@ -31,7 +31,7 @@ LONG = frozenset(
         # A gigabyte, really written; requests that are let finish, for as long as they take.
         "test_log_gigabyte.py", "test_drain.py", "test_leaving.py",
         # Runs in the background, and such whose supervisor is killed: a dozen commands each.
-        "test_detach.py", "test_kept.py",
+        "test_damaged_state.py", "test_detach.py", "test_kept.py",
         # Runs whose supervisor and guardian are killed, and everything that could look like a part of one.
         "test_both_died.py", "test_cleanup.py",
     }

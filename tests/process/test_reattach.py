@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from faces import fetch, plain
+from seen import until
 
 from hangguard import (
     AsyncReattachedRun,
@@ -307,3 +308,14 @@ def test_both_faces_have_the_same_names_and_signatures():
     for name, member in faces[0].items():
         if not isinstance(member, property):
             assert inspect.signature(member).parameters == inspect.signature(faces[1][name]).parameters, name
+
+
+async def test_a_living_run_whose_state_file_is_damaged_is_reached_through_its_socket_and_mends_it(tmp_path):
+    supervision = plain(tmp_path)
+    async with supervision as server:
+        state = Path(supervision.folder, "state.json")
+        state.write_text("{")
+        async with reattach(supervision.run_id, run_dir=tmp_path / "runs") as run:
+            assert (run.url, run.pid) == (server.url, server.pid)
+            await until(lambda: state.read_text() != "{")
+            assert (await run.status()).told_by == "supervisor"

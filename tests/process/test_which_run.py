@@ -58,3 +58,15 @@ def test_where_none_lives_that_is_said(several, hangguard):  # noqa: F811
     assert (code, "none lives" in said) == (22, True)
     code, _, said = hangguard("stop", "--run-dir", base / "none")
     assert (code, "No run lives" in said) == (22, True)
+
+
+def test_the_stage_of_a_dead_run_is_that_of_ps_and_its_url_and_verdict_are_not_told(tmp_path, keep, hangguard):  # noqa: F811
+    made = Made(tmp_path / "runs", keep)
+    made.note(url="http://127.0.0.1:1", verdict="ready")
+    code, out, _ = hangguard("status", made.path)
+    assert (code, "stage left behind" in out.splitlines()) == (14, True)
+    assert "127.0.0.1" not in out
+    assert "verdict" not in out
+    made.note(supervisor=identity(made.start()))  # it lives, and has no socket: what it noted is of now
+    code, out, _ = hangguard("status", made.path)
+    assert (code, "stage ready" in out.splitlines(), "verdict ready" in out.splitlines()) == (21, True, True)
