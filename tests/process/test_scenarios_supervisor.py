@@ -24,7 +24,7 @@ from seen import until_sync
 from states import freezer, thawing
 from test_guardian import bystanders, keep, members, serve, soon  # noqa: F401
 
-from hangguard import GaveUp, Limits, Retry
+from hangguard import GaveUp, Limits, Retry, supervise
 from hangguard.errors import CommandNotExecutable, CommandNotFound, HangguardError, LeftBehind
 from hangguard.facts import Unseen
 from hangguard.observe.lane import Lane
@@ -181,7 +181,7 @@ def test_what_cannot_be_started_is_refused_as_what_it_is(tmp_path):
     text.chmod(0o755)
     with pytest.raises(CommandNotExecutable, match="format"), plain(tmp_path, [str(text)]):
         pass
-    nowhere = plain(folder, ["/bin/sleep", "60"])
+    nowhere = supervise(["/bin/sleep", "60"], url="http://127.0.0.1:{port}", cwd=folder, run_dir=tmp_path / "runs")
     shutil.rmtree(folder)
     with pytest.raises(HangguardError, match="directory"), nowhere:
         pass
