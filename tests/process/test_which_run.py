@@ -60,6 +60,7 @@ def test_where_none_lives_that_is_said(several, hangguard):  # noqa: F811
     assert (code, "No run lives" in said) == (22, True)
 
 
+@pytest.mark.long
 def test_the_stage_of_a_dead_run_is_that_of_ps_and_its_url_and_verdict_are_not_told(tmp_path, keep, hangguard):  # noqa: F811
     made = Made(tmp_path / "runs", keep)
     made.note(url="http://127.0.0.1:1", verdict="ready")
