@@ -249,3 +249,8 @@ def test_long_hostile_lines_take_no_long_time():
         redact(text)
         clean_text("\x1b]" + text)
     assert time.process_time() - began < 10
+
+
+def test_a_key_is_no_less_secret_behind_an_abbreviated_flag():
+    words = ["serve", "--api-k", "one-word-1", "--api_ke=one-word-2", "--api-server-count", "3"]
+    assert redact_argv(words) == ("serve", "--api-k", REDACTED, f"--api_ke={REDACTED}", "--api-server-count", "3")

@@ -65,6 +65,8 @@ _HARMLESS_BEFORE_LAST = frozenset(
 )
 _HARMLESS_AUTH = frozenset(("sock", "type", "mode", "url"))
 _SWITCHES = frozenset(("allow", "enable", "disable", "no", "use", "require", "skip"))
+_ABBREVIATED = frozenset(("--api-k", "--api-ke"))
+"""Beginnings of ``--api-key`` that argparse takes for it."""
 _SAYS_TOO_LITTLE = frozenset((("key",), ("keys",), ("pat",), ("pwd",)))
 """Alone, these name anything: PWD is a folder, a JSON "key" may be a key of a table."""
 
@@ -81,6 +83,8 @@ def _is_secret_name(name: str) -> bool:
         return False
     if parts[-1] in {"file", "path", "dir", "keyfile", "certfile"}:
         return False  # where it lies is no secret: --ssl-keyfile, GOOGLE_CREDENTIALS_FILE
+    if name.replace("_", "-") in _ABBREVIATED:
+        return True
     if "auth" in parts or "authorization" in parts:
         return not _HARMLESS_AUTH & set(parts)
     if _SECRET_PARTS & set(parts):
