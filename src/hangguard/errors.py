@@ -306,13 +306,14 @@ class NoSuchRun(HangguardError):
 class RunOver(NoSuchRun):
     """The run is over, or nobody lives who could be asked or told. ``living`` are pids of it that do all the same."""
 
-    def __init__(self, run_id: str, outcome: str = "", living: tuple[int, ...] = ()) -> None:
+    def __init__(self, run_id: str, outcome: str = "", living: tuple[int, ...] = (), *, name: str = "") -> None:
+        """``name``: how it is called on a command line, where its id alone does not lead to its folder."""
         what = (
             f"The run {run_id} is over" if outcome and not living else f"Nobody of run {run_id} can be asked any more"
         )
         detail = f" ({outcome})" if outcome else ": its supervisor and its guardian are dead"
         left = f"; of its server live {', '.join(f'process {pid}' for pid in living)}" if living else ""
-        super().__init__(f"{what}{detail}{left}", advice=f"To see what is left: hangguard clean {run_id}")
+        super().__init__(f"{what}{detail}{left}", advice=f"To see what is left: hangguard clean {name or run_id}")
         self.run_id = run_id
         self.outcome = outcome
         self.living = living

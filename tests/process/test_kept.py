@@ -127,7 +127,7 @@ def test_with_both_dead_nothing_is_signalled_and_the_command_points_to_clean(kee
     poll(lambda: not _membership.is_alive(kept.state.guardian))
     with hangguard(tmp_path, "stop", kept.run.path) as running:
         assert running.wait(60) == 12
-        assert f"hangguard clean {kept.run.run_id}" in running.err
+        assert f"hangguard clean {kept.run.path}" in running.err
         assert f"process {kept.state.root[0]}" in running.err
     assert fetch(f"{kept.url}/health") == 200
     for pid in living_of_runs(tmp_path):

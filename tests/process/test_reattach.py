@@ -153,7 +153,7 @@ async def test_a_state_file_that_names_a_stranger_as_guardian_has_nobody_signall
         async with reattach(made.run_id, run_dir=tmp_path):
             pass
     assert over.value.living == (foreign.pid,)
-    assert "hangguard clean" in str(over.value)
+    assert f"hangguard clean {made.path}" in str(over.value)
     assert "does not hold the lock" in tell_to_end(state.guardian, made.path)
 
 

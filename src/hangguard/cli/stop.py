@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 from dataclasses import asdict, dataclass
 
 from hangguard.cli.exits import ASKED, LEFT
@@ -49,5 +51,12 @@ async def _stop(options: StopOptions) -> int:
     for left in stopped.left_behind:
         print(clean_text(redact(f"left {left}")))
     if stopped.left_behind:
-        print(f"next hangguard clean {stopped.run_id}")
+        print(f"next hangguard clean {_named(options, stopped.run_id)}")
     return code
+
+
+def _named(options: StopOptions, run_id: str) -> str:
+    """Return the words that lead ``clean`` to the same run."""
+    if options.run and os.sep in options.run:
+        return shlex.quote(options.run)
+    return run_id + (f" --run-dir {shlex.quote(options.run_dir)}" if options.run_dir else "")

@@ -18,7 +18,7 @@ from hangguard.engines import ENGINES
 from hangguard.errors import NoSuchServer, RunOver
 from hangguard.facts import Identity, ReachedState, RunState, RunStatus, RunStopped, Unseen
 from hangguard.observe.lane import in_time
-from hangguard.run_state import write_state
+from hangguard.run_state import name_for, write_state
 from hangguard.store import RunFolder
 from hangguard.supervision.announcer import Subscription
 from hangguard.supervision.asking import until_dead
@@ -109,7 +109,7 @@ class ByGuardian:
         if isinstance(why, Unseen):
             why = why.reason
         if why and _membership.is_alive(guardian):
-            raise RunOver(living.state.run_id, f"nothing was signalled: {why}")
+            raise RunOver(living.state.run_id, f"nothing was signalled: {why}", name=name_for(living.found.path))
         with anyio.fail_after(within or STOP_WITHIN):
             await self._until_guardian_ends()
         members = frozenset(self._watch._members) if self._watch is not None else frozenset()  # noqa: SLF001

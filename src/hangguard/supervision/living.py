@@ -53,7 +53,8 @@ def find_living(name: str | None, run_dir: str | os.PathLike[str] | None = None)
         return LivingRun(found=found, state=state, by="supervisor")
     if state.guardian is not None and not why_not_its_guardian(state.guardian, found.path):
         return LivingRun(found=found, state=state, by="guardian")
-    raise RunOver(state.run_id, state.outcome if state.stage == "over" else "", living=living_members(state))
+    outcome = state.outcome if state.stage == "over" else ""
+    raise RunOver(state.run_id, outcome, living_members(state), name=name_for(found.path))
 
 
 def read_known(name: str | None, run_dir: str | os.PathLike[str] | None = None) -> tuple[FoundRun, RunState]:
