@@ -91,7 +91,7 @@ def test_a_detached_run_is_asked_waited_for_and_stopped_and_another_goes_on(tmp_
         assert (code, words_of(out)["stage"]) == (14, "over")
         code, _, err = stop(tmp_path, run_id)
         assert code == 22
-        assert f"hangguard clean {folder}" in err
+        assert f"hangguard clean {run_id}" in err
         assert httpx.get(f"{beside_url}/v1/models", trust_env=False).status_code == 200
         assert beside.process.returncode == 0
 
