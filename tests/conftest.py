@@ -14,7 +14,8 @@ settings.load_profile("hangguard")
 LONG = frozenset(
     {
         # Timelines judged sample by sample, in hundreds.
-        "test_cases.py", "test_disturbed.py", "test_more_properties.py", "test_trace_replays.py",
+        "test_cases.py", "test_disturbed.py", "test_followers.py", "test_more_properties.py", "test_paused.py",
+        "test_trace_replays.py",
         # Programs that hang, each watched for as long as its verdict takes, and looks of a quarter of a minute.
         "test_attach.py", "test_diagnose.py", "test_hostile.py", "test_states_broken.py", "test_states_busy.py",
         "test_states_idle.py", "test_states_serving.py", "test_states_unseen.py", "test_states_waiting.py",

@@ -161,6 +161,7 @@ async def test_the_look_after_a_hang_sees_again(gpus):
         assert len(set(gpus.opened_by)) == 2
 
 
+@pytest.mark.long
 async def test_a_driver_that_opens_slowly_is_not_opened_again(gpus):
     """Without persistence mode opening takes seconds a board; a new reader would begin from the start."""
     gpus.hang("nvmlInitWithFlags")

@@ -70,6 +70,7 @@ def test_a_bystander_that_grows_by_20_gb_is_named_and_the_relaunch_goes_on(gpus,
     assert item(server.attempt).answer == "released"
 
 
+@pytest.mark.long
 def test_growth_under_a_pid_of_nobody_here_is_unknown_and_named_and_the_relaunch_goes_on(gpus, start, bystander):
     """In a container the driver may give the host's pids: it cannot be told whether that is ours."""
     gpus.set(0, memory_used=1 * GB, compute={bystander.pid: 1 * GB})

@@ -217,6 +217,7 @@ def never_ready(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NEVER_READY)
+@pytest.mark.long
 def test_exit_codes_of_a_server_that_never_became_ready(never_ready, name):
     running, code = never_ready[name], NEVER_READY[name][2]
     assert running.wait() == code
@@ -461,6 +462,7 @@ def test_no_home_is_no_obstacle(tmp_path):
 # ------------------------------------------------------------------------------------------- a terminal
 
 
+@pytest.mark.long
 def test_on_a_terminal_one_live_line_tells_the_truth(tmp_path):
     command = small(deadlock_at_capture=True, phase_seconds=0.4)
     words = ("run", "--patience", "4", "--fallbacks", "none", "--attempts", "1", "--", *command)

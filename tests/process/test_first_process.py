@@ -52,6 +52,7 @@ def members(running):
 # --------------------------------------------------------------------------------------------- reaping
 
 
+@pytest.mark.long
 def test_orphans_of_strangers_are_reaped_and_never_signalled_and_a_bystander_lives_on(tmp_path):
     bystander = subprocess.Popen(["sleep", "100"])
     try:

@@ -32,6 +32,7 @@ def written(path):
 
 
 @pytest.mark.anyio
+@pytest.mark.long
 async def test_it_begins_with_the_attempt_goes_on_into_the_next_and_ends_with_the_supervision(tmp_path):
     lines = []
 

@@ -384,6 +384,7 @@ async def test_what_was_remembered_is_found_without_guardian_tree_and_log(serve,
         assert is_gone(member)
 
 
+@pytest.mark.long
 async def test_a_guardian_that_does_not_answer_is_replaced(serve, members, monkeypatch):
     monkeypatch.setattr(_link.Link, "wake", lambda link: None)  # it stays stopped
     async with serve("setsid") as server:

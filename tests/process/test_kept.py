@@ -13,7 +13,7 @@ from faces import PROGRAMS, fetch, living_of_runs, plain
 from seen import until_sync
 from test_detach import words_of
 
-from hangguard import RunOver, reattach
+from hangguard import RunOver, clean_up, reattach
 from hangguard.act import _membership
 from hangguard.act.guardians import why_not_its_guardian
 from hangguard.run_state import list_runs, read_run
@@ -130,8 +130,7 @@ def test_with_both_dead_nothing_is_signalled_and_the_command_points_to_clean(kee
         assert f"hangguard clean {kept.run.path}" in running.err
         assert f"process {kept.state.root[0]}" in running.err
     assert fetch(f"{kept.url}/health") == 200
-    for pid in living_of_runs(tmp_path):
-        os.kill(pid, signal.SIGKILL)
+    assert clean_up(str(kept.run.path), really=True).answer == "released"
 
 
 def test_a_stopped_guardian_is_let_go_on_to_do_what_it_is_told(keeping, tmp_path):

@@ -4,12 +4,14 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from lockdown import ALL, HIDDEN, run_locked, told_of
 
 from hangguard.learned import default_path
 from hangguard.store import open_run_folder
 
 
+@pytest.mark.long
 def test_locked_down_in_every_way_a_server_starts_and_is_stopped_and_what_cannot_be_seen_is_said(tmp_path):
     told = told_of(tmp_path, ALL, {"name": "it"}, backend="trio")["it"]
     assert told["answer"]

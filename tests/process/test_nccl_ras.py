@@ -216,6 +216,7 @@ async def test_a_question_without_an_answer_says_so(serve, library):
     )
 
 
+@pytest.mark.long
 async def test_an_endless_answer_ends_at_the_deadline(serve, library):
     server = serve("healthy", "drip", maps=library("2.29.7"))
     assert isinstance(await look(server.port, [server.pid]), Unseen)

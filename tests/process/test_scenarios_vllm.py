@@ -61,6 +61,7 @@ def bystander():
 
 
 @pytest.mark.parametrize("death", [pytest.param(how, marks=[] if how in QUICK else long) for how in DEATHS])
+@pytest.mark.long
 def test_when_the_program_that_started_it_dies_in_whatever_way_the_server_is_gone_5_s_later(tmp_path, bystander, death):
     command = [sys.executable, "-c", PROGRAM + DEATHS[death], str(tmp_path), os.path.dirname(__file__)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
