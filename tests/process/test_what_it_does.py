@@ -71,7 +71,8 @@ def test_it_starts_helpers_of_its_own_and_nothing_else(heard):
         else:
             # trio looks for its thread library when httpx loads it: ctypes.util.find_library.
             assert words[0] == find_py_spy() or words == ["/sbin/ldconfig", "-p"], words
-    assert helpers == {"guardian.py", "_nvml_reader.py"}
+    # The kernel is asked about names that somebody else has made in /dev/shm meanwhile, if anybody has.
+    assert {"guardian.py", "_nvml_reader.py"} <= helpers <= {"guardian.py", "_nvml_reader.py", "_lease.py"}
 
 
 def test_it_writes_only_where_runs_and_lessons_are_kept(heard):
