@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hangguard.facts import PHASES, Port, Reply, Sample, Stack, Unseen
 from hangguard.judge.boards import works
 from hangguard.judge.patience import PATIENCE_WITHOUT_STACKS
-from hangguard.judge.sites import wait_of
-from hangguard.judge.stillness import APART, working_members
+from hangguard.judge.stillness import APART, all_wait_for_work, working_members
 
 if TYPE_CHECKING:
     from hangguard.judge.memory import Memory
@@ -25,11 +24,7 @@ def resting_since(memory: Memory, stacks: tuple[Stack, ...], t: float) -> float 
 
     They need not stand there in one place: an idle scheduler of SGLang goes round through its loop.
     """
-    if memory.rules.answers or memory.tree is None:
-        return None
-    found = {(s.pid, s.started): wait_of(s, memory.rules) for s in stacks}
-    waits = [found.get(p.identity) for p in working_members(memory.tree, memory.rules)]
-    if not waits or any(site is None or site.waits_for != "work" for site in waits):
+    if memory.rules.answers or memory.tree is None or not all_wait_for_work(stacks, memory.tree, memory.rules):
         return None
     since = memory.resting_since
     return t if since is None or since < memory.progress_at else since
